@@ -6,6 +6,7 @@ mod command;
 mod test;
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -28,14 +29,24 @@ enum Task {
     Ci,
 }
 
-fn main() -> Result<()> {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not `Result` from main: a backtrace would bury the one line that matters.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> Result<()> {
     // The folder of xtask is one below the root, wherever it was called from.
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .context("xtask has no parent folder")?;
-    match cli.task {
-        Task::Test(args) => test::run(root, &args),
+    match task {
+        Task::Test(args) => test::run(root, args),
         Task::Check => check::run(root),
         Task::Ci => ci::run(root),
     }
