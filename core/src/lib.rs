@@ -21,5 +21,7 @@ pub use id::{DedupKey, InvalidId, MAX_LEN, MAX_PREFIX_LEN, MessageId, Scope};
 pub use identify::{CustomId, IdSource, Identify, MissingIdPolicy, NoId};
 pub use outcome::{FailReason, Failed, MAX_REASON_LEN, Outcome, StoredResult};
 pub use store::memory::{MemoryConfig, MemoryStore};
+#[cfg(feature = "sled")]
+pub use store::sled::{Durability, SledConfig, SledConfigBuilder, SledStore, SledTx, SledView};
 pub use store::transactional::{TransactionalStore, TxAnswer};
 pub use store::{Capabilities, DedupStore, DedupStoreExt, Purged, Stats};
