@@ -106,5 +106,7 @@ pub use run::{Answer, RunError};
 pub use settings::Settings;
 pub use settle::{Disposition, Later, Settled, Unsettled};
 pub use store::memory::{MemoryConfig, MemoryStore};
+#[cfg(feature = "sled")]
+pub use store::sled::{Durability, SledConfig, SledConfigBuilder, SledStore, SledTx, SledView};
 pub use store::transactional::{TransactionalStore, TxAnswer};
 pub use store::{Capabilities, DedupStore, DedupStoreExt, Purged, Stats};
