@@ -1,5 +1,12 @@
 //! The worker over a channel and the reference store.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::panic,
+    reason = "a test says what is wrong by failing"
+)]
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,8 +49,8 @@ async fn every_id_runs_once(lanes: Lanes) {
             Ok::<_, Failure>(())
         }
     };
-    let settings = Settings::new(Scope::new("test").unwrap())
-        .identify(Identify::new([IdSource::header("message-id")]));
+    let settings =
+        Settings::new(Scope::new("test").unwrap()).identify(Identify::new([IdSource::header("message-id")]));
     let idempotent = Idempotent::new(MemoryStore::default(), handler, settings).unwrap();
     let worker = Worker::new(&idempotent, WorkerConfig { lanes, ..WorkerConfig::default() }).unwrap();
     let (send, receive) = mpsc::channel(64);

@@ -1,6 +1,13 @@
 //! A worker on the sled store is killed with SIGKILL, at named points and at random, and started again. What it
 //! did is counted in files that it appended to before and after, and in its store.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::panic,
+    reason = "a test says what is wrong by failing"
+)]
+
 use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -94,7 +101,11 @@ impl Trial {
         for start in &starts {
             if let Some(settled_by) = settled_ids.get(&start.id) {
                 let ran_again = turn(start.pid) > turn(*settled_by) && turn(*settled_by).is_some();
-                assert!(!ran_again, "{} was settled by {settled_by} and run again by {}", start.id, start.pid);
+                assert!(
+                    !ran_again,
+                    "{} was settled by {settled_by} and run again by {}",
+                    start.id, start.pid
+                );
             }
         }
     }
@@ -114,16 +125,22 @@ impl Trial {
 
 /// Killed at `point` a few times in a row, and then left alone.
 fn killed_at(point: Point, lanes: &'static str) {
-    let trial = Trial::new(600, lanes, "inbox");
+    // At most 1,024 messages are in flight, so that many batches are needed for this many.
+    let trial = Trial::new(4_000, lanes, "inbox");
     let mut cut_off = 0;
-    for nth in [1, 7, 40] {
+    // The more waits, the fewer and the larger are the batches. The first is written when the store is opened.
+    let batches = matches!(point, Point::BeforeFlush | Point::AfterFlush | Point::AfterSync);
+    for nth in if batches { [1, 2, 3] } else { [1, 7, 40] } {
         let mut child = trial.spawn(Some((point, nth)));
         let ended = child.wait().unwrap();
         assert_eq!(ended.signal(), Some(SIGKILL), "{point:?} was not passed {nth} times: {ended}");
         cut_off += trial.cut_off(child.id());
         // What is settled has its row: the settled file is written after the answer.
         let (rows, settled) = (trial.rows(), trial.place.read_settled().unwrap());
-        assert!(settled.keys().all(|number| rows.contains_key(&id_of(*number))), "settled without an outcome");
+        assert!(
+            settled.keys().all(|number| rows.contains_key(&id_of(*number))),
+            "settled without an outcome"
+        );
     }
     assert!(!trial.run(None));
     trial.all_done_once(cut_off);
@@ -169,7 +186,10 @@ fn twenty_kills_at_random_run_nothing_again_that_was_settled() {
         let mut child = trial.spawn(None);
         // At work: it has started handlers of its own.
         while lines(&trial.place.starts()).unwrap().len() == already {
-            assert!(child.try_wait().unwrap().is_none(), "the worker ended before it was killed {kills} times");
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "the worker ended before it was killed {kills} times"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
         std::thread::sleep(Duration::from_micros(random.random_range(0..60_000)));

@@ -54,7 +54,9 @@ async fn main() -> Result<()> {
     let args = Args::parse();
     std::fs::create_dir_all(&args.dir)?;
     println!("seconds a cell {}, rounds {}, durability: power loss (fdatasync)", args.seconds, args.rounds);
-    println!("| in flight | what | op/s: median [lowest to highest] | ratio to the bare file: median [range] |");
+    println!(
+        "| in flight | what | op/s: median [lowest to highest] | ratio to the bare file: median [range] |"
+    );
     println!("|---|---|---|---|");
     for in_flight in [1, 64, 1024] {
         let mut rows: [Vec<f64>; 3] = Default::default();
@@ -112,7 +114,9 @@ async fn bare(in_flight: usize, time: Duration, path: &Path) -> Result<f64> {
             }
             file.write_all(&vec![7u8; 64 * waiting.len()])?;
             file.sync_data()?;
-            waiting.into_iter().for_each(|waiter| drop(waiter.send(())));
+            for waiter in waiting {
+                let _ = waiter.send(());
+            }
         }
         Ok(())
     });
@@ -167,7 +171,8 @@ impl Source for Fresh {
         let number = self.next;
         self.next += 1;
         let lane = i32::try_from(number % self.lanes).unwrap_or_default();
-        let position = Position::in_log("bench", lane, i64::try_from(number / self.lanes).unwrap_or_default());
+        let position =
+            Position::in_log("bench", lane, i64::try_from(number / self.lanes).unwrap_or_default());
         let id = Bytes::from(format!("{number:016x}"));
         let delivery = Delivery::new(position, Some(Bytes::from_static(&[7; 64])))
             .with_headers(vec![("message-id".into(), Some(id))]);
@@ -177,14 +182,16 @@ impl Source for Fresh {
 }
 
 async fn worker(lanes: Lanes, in_flight: usize, time: Duration, dir: &Path) -> Result<f64> {
-    let store = SledStore::open(SledConfig::builder(dir.join("store")).max_keys(100_000_000).build()?).await?;
+    let store =
+        SledStore::open(SledConfig::builder(dir.join("store")).max_keys(100_000_000).build()?).await?;
     let handled = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&handled);
     let handler = move |_: Context| {
         count.fetch_add(1, Ordering::Relaxed);
         async { Ok::<_, Failure>(()) }
     };
-    let settings = Settings::new(Scope::new("bench")?).identify(Identify::new([IdSource::header("message-id")]));
+    let settings =
+        Settings::new(Scope::new("bench")?).identify(Identify::new([IdSource::header("message-id")]));
     let idempotent = Idempotent::new(store.clone(), handler, settings)?;
     let limits = Limits { deliveries: in_flight, ..Limits::default() };
     let worker = Worker::new(&idempotent, WorkerConfig { lanes, limits, ..WorkerConfig::default() })?;
@@ -195,7 +202,8 @@ async fn worker(lanes: Lanes, in_flight: usize, time: Duration, dir: &Path) -> R
     let summary = worker.run(source, CancellationToken::new()).await?;
     let seconds = began.elapsed().as_secs_f64();
     let (handled, settled) = (handled.load(Ordering::Relaxed), settled.load(Ordering::Relaxed));
-    let right = handled == summary.received && settled == summary.received && summary.ran_ok == summary.received;
+    let right =
+        handled == summary.received && settled == summary.received && summary.ran_ok == summary.received;
     ensure!(right, "{handled} handled, {settled} settled of {} unique: the cell is void", summary.received);
     store.close().await?;
     Ok(rate(settled, seconds))

@@ -41,7 +41,7 @@ use crate::claim::{
 use crate::error::{StoreError, StoreErrorKind};
 use crate::id::DedupKey;
 
-pub use config::{Durability, SledConfig, SledConfigBuilder};
+pub use config::{Durability, SledConfig, SledConfigBuilder, WritePoint};
 pub use tx::SledTx;
 pub use view::SledView;
 

@@ -1,5 +1,6 @@
 //! The settings of a [`SledStore`](super::SledStore), checked when they are built.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,35 @@ pub enum Durability {
     Flush,
 }
 
+/// A point of the writer's way to the disk, see [`SledConfigBuilder::probe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WritePoint {
+    /// The batch is in sled's memory.
+    BeforeFlush,
+    /// The operating system has it.
+    AfterFlush,
+    /// The disk has it; nobody has been told.
+    AfterSync,
+}
+
+/// See [`SledConfigBuilder::probe`].
+#[derive(Clone, Default)]
+pub(super) struct Probe(Option<Arc<dyn Fn(WritePoint) + Send + Sync>>);
+
+impl Probe {
+    pub(super) fn pass(&self, point: WritePoint) {
+        if let Some(probe) = &self.0 {
+            probe(point);
+        }
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Probe" } else { "None" })
+    }
+}
+
 /// The settings of a [`SledStore`](super::SledStore).
 #[derive(Clone, Debug)]
 pub struct SledConfig {
@@ -31,6 +61,7 @@ pub struct SledConfig {
     pub(super) max_keys_per_scope: usize,
     pub(super) max_value: usize,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) probe: Probe,
 }
 
 impl SledConfig {
@@ -46,6 +77,7 @@ impl SledConfig {
                 max_keys_per_scope: 1_000_000,
                 max_value: MAX_VALUE,
                 clock: Arc::new(SystemClock),
+                probe: Probe::default(),
             },
         }
     }
@@ -108,6 +140,13 @@ impl SledConfigBuilder {
     /// The source of time, for tests.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.config.clock = clock;
+        self
+    }
+
+    /// Calls `probe` on the writer's thread at each point of a batch's way to the disk: for tests that stop
+    /// or kill the process there.
+    pub fn probe(mut self, probe: impl Fn(WritePoint) + Send + Sync + 'static) -> Self {
+        self.config.probe = Probe(Some(Arc::new(probe)));
         self
     }
 

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sled::IVec;
 
-use super::config::Durability;
+use super::config::{Durability, Probe, WritePoint};
 use crate::error::{StoreError, StoreErrorKind};
 
 /// Writes that become durable together or not at all; `None` removes.
@@ -36,6 +36,7 @@ pub(super) struct SledDisk {
     /// power loss. `sync_data` of any handle of the same file does what `flush` promises.
     pub(super) file: File,
     pub(super) durability: Durability,
+    pub(super) probe: Probe,
 }
 
 impl fmt::Debug for SledDisk {
@@ -72,10 +73,13 @@ impl Disk for SledDisk {
 
     fn sync(&self) -> Result<(), StoreError> {
         guarded(|| {
+            self.probe.pass(WritePoint::BeforeFlush);
             self.db.flush()?;
+            self.probe.pass(WritePoint::AfterFlush);
             if self.durability == Durability::Fsync {
                 self.file.sync_data()?;
             }
+            self.probe.pass(WritePoint::AfterSync);
             Ok(())
         })
     }

@@ -54,7 +54,8 @@ pub(super) fn open(
     let db = open_sled(&config)?;
     let file = File::options().read(true).write(true).open(path.join("db"));
     let file = file.map_err(io("sled's file is not where it should be"))?;
-    let disk = SledDisk { db, file, durability: config.durability };
+    let probe = config.probe.clone();
+    let disk = SledDisk { db, file, durability: config.durability, probe };
 
     let mut state = match read_state(&disk).map_err(|e| failed(e.kind(), "can't be read").with_source(e))? {
         Found::Ours(state) => state,
