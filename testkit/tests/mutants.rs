@@ -5,7 +5,6 @@
 #![allow(clippy::panic, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 
 use einmal_testkit::conformance::{cases, failing};
 use einmal_testkit::mutants::{Breach, DiskHarness};
