@@ -51,6 +51,11 @@ enum Step {
         verb: Verb,
     },
     SettleAgain(Index),
+    /// With the fence of a claim, and a token that no claim ever had.
+    SettleWithAGuess {
+        which: Index,
+        verb: Verb,
+    },
     Forget,
     Force,
     Purge,
@@ -91,6 +96,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<Index>().prop_map(Step::ClaimAgain),
         12 => settle,
         3 => any::<Index>().prop_map(Step::SettleAgain),
+        1 => (any::<Index>(), verbs()).prop_map(|(which, verb)| Step::SettleWithAGuess { which, verb }),
         1 => Just(Step::Forget),
         1 => Just(Step::Force),
         1 => Just(Step::Purge),
@@ -150,6 +156,11 @@ impl Run {
             }
             Step::SettleAgain(which) if !self.settles.is_empty() => {
                 let (claim, verb) = which.get(&self.settles).clone();
+                self.settle(&claim, &verb)?;
+            }
+            Step::SettleWithAGuess { which, verb } if !self.claims.is_empty() => {
+                let mut claim = which.get(&self.claims).clone();
+                claim.token = Token::from_bytes([0; 16]);
                 self.settle(&claim, &verb)?;
             }
             Step::Forget => {
