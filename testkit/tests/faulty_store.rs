@@ -1,4 +1,5 @@
 //! Each fault of the faulty store does what it says, and is counted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::time::Duration;
 

@@ -1,0 +1,92 @@
+//! The embedded store on sled against the suite.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use einmal::{SledConfig, SledStore};
+use einmal_testkit::ManualClock;
+use einmal_testkit::conformance::{Bounds, Harness};
+use tempfile::TempDir;
+
+/// Stores in directories of their own. A case opens one store, so that the last one made is the one that it
+/// opens again.
+#[derive(Debug, Default)]
+struct Sled {
+    clock: ManualClock,
+    last: Mutex<Option<(TempDir, Bounds)>>,
+}
+
+impl Sled {
+    async fn open_at(&self, directory: &Path, bounds: Bounds) -> SledStore {
+        let config = SledConfig::builder(directory)
+            .max_keys(bounds.max_keys)
+            .max_keys_per_scope(bounds.max_keys_per_scope)
+            .clock(self.clock.shared())
+            .build()
+            .unwrap();
+        SledStore::open(config).await.unwrap()
+    }
+
+    fn take_last(&self) -> (TempDir, Bounds) {
+        self.last.lock().unwrap().take().unwrap()
+    }
+
+    async fn open_in(&self, directory: TempDir, bounds: Bounds) -> SledStore {
+        let store = self.open_at(directory.path(), bounds).await;
+        *self.last.lock().unwrap() = Some((directory, bounds));
+        store
+    }
+}
+
+#[async_trait]
+impl Harness for Sled {
+    type Store = SledStore;
+
+    async fn open(&self, bounds: Bounds) -> SledStore {
+        self.open_in(TempDir::new().unwrap(), bounds).await
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    async fn step_wall(&self, seconds: i64) -> bool {
+        self.clock.step_wall(seconds);
+        true
+    }
+
+    async fn reopen(&self, store: SledStore) -> Option<SledStore> {
+        let (directory, bounds) = self.take_last();
+        store.close().await.unwrap();
+        Some(self.open_in(directory, bounds).await)
+    }
+
+    /// A kill leaves the files as they are at some moment: so does a copy of them, made while the store is
+    /// open. What the store does after it is in the old files only.
+    async fn crash(&self, store: SledStore) -> Option<SledStore> {
+        let (old, bounds) = self.take_last();
+        let new = TempDir::new().unwrap();
+        copy(old.path(), new.path());
+        store.close().await.unwrap();
+        Some(self.open_in(new, bounds).await)
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            fs::create_dir(&target).unwrap();
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+einmal_testkit::conformance!(Sled::default());
