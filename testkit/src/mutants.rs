@@ -1,4 +1,4 @@
-//! Stores that break one rule each, to test the tests: the [suite](crate::conformance) must fail on every
+//! Stores that break one rule each, to test the tests: the [suite](mod@crate::conformance) must fail on every
 //! one of them, in exactly the cases that hold the broken rule.
 
 mod breach;

@@ -1,8 +1,9 @@
 //! The embedded store on sled against the suite.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -70,23 +71,41 @@ impl Harness for Sled {
     async fn crash(&self, store: SledStore) -> Option<SledStore> {
         let (old, bounds) = self.take_last();
         let new = TempDir::new().unwrap();
-        copy(old.path(), new.path());
+        // Of one moment are only files that were still the same after they had all been read.
+        let mut files = read(old.path());
+        loop {
+            let again = read(old.path());
+            if again == files {
+                break;
+            }
+            files = again;
+        }
+        for (name, bytes) in files {
+            let path = new.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
         store.close().await.unwrap();
         Some(self.open_in(new, bounds).await)
     }
 }
 
-fn copy(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            fs::create_dir(&target).unwrap();
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
+/// All files below `directory`, by their paths in it.
+fn read(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut directories = vec![directory.to_owned()];
+    while let Some(next) = directories.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if let Ok(bytes) = fs::read(&path) {
+                // A file that has gone meanwhile is told by the next reading.
+                files.insert(path.strip_prefix(directory).unwrap().to_owned(), bytes);
+            }
         }
     }
+    files
 }
 
 einmal_testkit::conformance!(Sled::default());

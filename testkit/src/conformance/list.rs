@@ -133,7 +133,7 @@ macro_rules! __conformance_cases {
     };
 }
 
-/// Makes a test of each case of the [suite](crate::conformance), for the stores of a harness.
+/// Makes a test of each case of the [suite](mod@crate::conformance), for the stores of a harness.
 ///
 /// The harness is an expression, evaluated once a case, inside an async block. All tests land where the
 /// macro stands: put it into a module of its own where there are others.
