@@ -1,8 +1,9 @@
-//! Tasks of the workspace: `cargo xtask test`, `cargo xtask check`, `cargo xtask ci`.
+//! Tasks of the workspace: `cargo xtask test`, `check`, `ci` and `services`.
 
 mod check;
 mod ci;
 mod command;
+mod services;
 mod test;
 
 use std::path::Path;
@@ -27,6 +28,9 @@ enum Task {
     Check,
     /// `check`, then `test`.
     Ci,
+    /// The brokers and databases that tests talk to: find or start them, ask them, stop them.
+    #[command(subcommand)]
+    Services(services::Task),
 }
 
 fn main() -> ExitCode {
@@ -47,5 +51,6 @@ fn run(task: &Task) -> Result<()> {
         Task::Test(args) => test::run(root, args),
         Task::Check => check::run(root),
         Task::Ci => ci::run(root),
+        Task::Services(task) => services::run(root, task),
     }
 }

@@ -3,52 +3,75 @@
 //! A test that lacks what it needs (a broker, a database) returns early and appends one line,
 //! `name: reason`, to the file that `EINMAL_SKIPPED_TESTS` names.
 
-use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use einmal_services::{Exempt, Service};
 
 use crate::command::{cargo, run as run_command};
+use crate::services::{Report, Session, interrupt, required};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// Test the release build.
     #[arg(long)]
     release: bool,
+    /// Bring up every service first, not only those that tests need.
+    #[arg(long)]
+    services: bool,
     /// Run only tests whose name holds one of these. What follows `--` goes to the test binaries.
     filter: Vec<String>,
 }
 
+/// The services that tests of the workspace talk to. They are found, or else installed and started, before the
+/// tests run. A service belongs here once a test asks for it.
+const NEEDED: &[Service] = &[];
+
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let skips = skip_file(root);
     reset(&skips)?;
+    let needed = if args.services { &Service::ALL } else { NEEDED };
+    let mut session = Session::begin(root, needed)?;
+    interrupt::check()?;
+    session.report().print();
 
-    let tests = run_command(&mut cargo_test(root, args, "--all-targets"));
+    let tests = run_command(&mut cargo_test(root, args, session.report(), "--all-targets"));
     // Before the doc tests: the last lines of a good run are cargo's own summary.
     let reported = read_skips(&skips)?;
+    session.report().print();
     report(&reported);
-    let doc_tests = run_command(&mut cargo_test(root, args, "--doc"));
+    let doc_tests = match interrupt::check() {
+        Ok(()) => run_command(&mut cargo_test(root, args, session.report(), "--doc")),
+        interrupted => interrupted,
+    };
     let skipped = read_skips(&skips)?;
     if skipped != reported {
         report(&skipped);
     }
+    let judged = session.report().judge(&Exempt::from_env());
+    let ended = session.end();
 
-    tests.and(doc_tests)?;
-    let ci = env::var("CI").ok();
-    let require_services = env::var("EINMAL_REQUIRE_SERVICES").ok();
-    if !skipped.is_empty() && skips_fail(ci.as_deref(), require_services.as_deref()) {
-        bail!("skipped tests: {}; none may be skipped here", skipped.len());
+    interrupt::check()?;
+    tests.and(doc_tests).and(judged).and(ended)?;
+    let counted = not_exempt(&skipped, &Exempt::from_env());
+    if counted > 0 && required() {
+        bail!("skipped tests: {counted}; none may be skipped here");
     }
     Ok(())
 }
 
-fn cargo_test(root: &Path, args: &Args, which: &str) -> Command {
+fn not_exempt(skipped: &[String], exempt: &Exempt) -> usize {
+    skipped.iter().filter(|line| !exempt.line(line)).count()
+}
+
+fn cargo_test(root: &Path, args: &Args, services: &Report, which: &str) -> Command {
     let mut command = cargo(root);
     command
         .env("EINMAL_SKIPPED_TESTS", skip_file(root))
+        .envs(services.addresses())
         // One failure must not hide the next.
         .args(["test", "--workspace", which, "--no-fail-fast"]);
     if args.release {
@@ -106,10 +129,6 @@ fn report(skipped: &[String]) {
     }
 }
 
-fn skips_fail(ci: Option<&str>, require_services: Option<&str>) -> bool {
-    ci == Some("true") || require_services == Some("1")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,18 +158,17 @@ mod tests {
     }
 
     #[test]
-    fn skips_fail_only_where_services_are_promised() {
-        assert!(!skips_fail(None, None));
-        assert!(!skips_fail(Some("false"), Some("0")));
-        assert!(!skips_fail(Some(""), Some("")));
-        assert!(skips_fail(Some("true"), None));
-        assert!(skips_fail(None, Some("1")));
+    fn what_is_exempt_does_not_count() {
+        let skipped = ["a: no kafka".to_owned(), "b: no redis".to_owned()];
+        assert_eq!(not_exempt(&skipped, &Exempt::default()), 2);
+        assert_eq!(not_exempt(&skipped, &Exempt::parse("kafka")), 1);
     }
 
     #[test]
     fn filters_go_to_the_test_binaries() {
-        let args = Args { release: true, filter: vec!["one".to_owned(), "--nocapture".to_owned()] };
-        let command = cargo_test(Path::new("/"), &args, "--doc");
+        let filter = vec!["one".to_owned(), "--nocapture".to_owned()];
+        let args = Args { release: true, services: false, filter };
+        let command = cargo_test(Path::new("/"), &args, &Report::default(), "--doc");
         let words: Vec<_> = command.get_args().collect();
         assert_eq!(
             words,
