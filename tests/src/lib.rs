@@ -2,4 +2,5 @@
 
 pub mod log_broker;
 pub mod points;
+pub mod proxy;
 pub mod witness;
