@@ -79,9 +79,9 @@ pub(crate) fn run(root: &Path, task: &Task) -> Result<()> {
             let services = chosen(&up.only);
             let wanted = Wanted { services: &services, from: up.from, install: !up.no_install, owner: None };
             let report = bring_up(root, &wanted)?;
+            interrupt::check()?;
             report.print();
             report.exports();
-            interrupt::check()?;
             report.judge(&Exempt::from_env())
         }
         Task::Status => status(root),
