@@ -215,6 +215,13 @@ fn given(service: Service, address: String) -> Outcome {
     }
 }
 
+/// What can't be stopped now stays written down, and must not hide how the others fare.
+fn give_up(state: &mut State, service: Service) {
+    if let Err(error) = state.stop(service) {
+        eprintln!("{service}: not stopped: {error:#}");
+    }
+}
+
 fn start_containers(
     root: &Path,
     state: &mut State,
@@ -241,7 +248,7 @@ fn start_containers(
             (Ok(()), None) => {}
             (Err(error), _) => {
                 report.add(service, Outcome::Failed(format!("{error:#}")));
-                state.stop(service)?;
+                give_up(state, service);
             }
         }
     }
@@ -318,7 +325,7 @@ fn start_programs(
             (Ok(()), None) => {}
             (Err(error), _) => {
                 report.add(service, Outcome::Failed(format!("{error:#}")));
-                state.stop(service)?;
+                give_up(&mut state, service);
             }
         }
     }

@@ -142,7 +142,14 @@ struct Listed {
 
 /// Removes a container, and those of the same run that nobody wrote down.
 pub(super) fn remove(id: Option<&str>, dir: Option<&Path>, keep: &[String]) -> Result<()> {
-    let daemon = find().context("the Docker daemon that runs the container does not answer any more")?;
+    let Some(daemon) = find() else {
+        // To insist would block every later task, and without its daemon a container does not run.
+        let label = dir.map(label).unwrap_or_default();
+        eprintln!(
+            "warning: no Docker daemon answers; it may still hold containers of einmal.services={label}"
+        );
+        return Ok(());
+    };
     let mut ids: Vec<_> = id.map(str::to_owned).into_iter().collect();
     if let Some(dir) = dir {
         let filter = format!("{{\"label\":[\"einmal.services={}\"]}}", label(dir));

@@ -110,6 +110,8 @@ pub(super) fn start(place: &Place<'_>) -> Result<Started> {
         command
             // A small broker on a machine of two cores.
             .args(["-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"])
+            // It would leave a file in the folder that all share.
+            .arg("-XX:-UsePerfData")
             .arg(format!("-Dlog4j2.configurationFile={}", logging.display()))
             .args(["-cp", &classpath, class]);
         command
