@@ -238,10 +238,18 @@ fn start_containers(
         state.set(*service, entry)?;
     }
     let ids: BTreeMap<_, _> = docker::start(root, daemon, &dir, &ports)?.into_iter().collect();
+    // All first: who gives up on one removes the containers of this run that nobody wrote down.
+    for (service, id) in &ids {
+        if let Some(entry) = state.get_mut(*service) {
+            entry.container = Some(id.clone());
+        }
+    }
+    state.save()?;
     for (service, _) in ports {
-        let started = match ids.get(&service) {
-            Some(id) => ready(state, service, id),
-            None => Err(anyhow!("its container did not start; see above")),
+        let started = if ids.contains_key(&service) {
+            ready(state, service)
+        } else {
+            Err(anyhow!("its container did not start; see above"))
         };
         match (started, state.get(service)) {
             (Ok(()), Some(entry)) => report.add(service, Outcome::Real(found(entry))),
@@ -252,14 +260,14 @@ fn start_containers(
             }
         }
     }
+    if interrupt::raised() {
+        stop(state, services, |_| true)?;
+    }
     Ok(())
 }
 
-fn ready(state: &mut State, service: Service, id: &str) -> Result<()> {
-    let entry = state.get_mut(service).context("a service that nobody asked for")?;
-    entry.container = Some(id.to_owned());
-    let address = entry.address.clone();
-    state.save()?;
+fn ready(state: &mut State, service: Service) -> Result<()> {
+    let address = state.get(service).context("a service that nobody asked for")?.address.clone();
     let version = programs::patiently(service, &address, || Ok(()))?;
     let entry = state.get_mut(service).context("a service that nobody asked for")?;
     entry.version = version;

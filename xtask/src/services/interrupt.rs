@@ -13,11 +13,10 @@ fn flag() -> &'static Arc<AtomicBool> {
     FLAG.get_or_init(Arc::default)
 }
 
-/// From here on a signal only raises a flag; the second one ends the task, as it would have.
+/// From here on a signal only raises a flag. A second one does no more: whoever runs the task may pass on the one
+/// that the terminal sent already.
 pub(crate) fn catch() -> Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // In this order: the second signal sees the flag of the first.
-        flag::register_conditional_default(signal, Arc::clone(flag()))?;
         flag::register(signal, Arc::clone(flag()))?;
     }
     Ok(())
