@@ -1,5 +1,6 @@
 //! Idempotent message consumers for at-least-once queues.
 
+mod aside;
 mod attempt;
 pub mod claim;
 mod clock;
