@@ -6,6 +6,8 @@
 
 mod batch;
 pub mod memory;
+#[cfg(feature = "sled")]
+pub mod sled;
 mod time;
 pub mod transactional;
 
