@@ -112,9 +112,13 @@ impl Patience {
                 item.token = Token::random();
                 return sleep(shared, pause, &item.no_start()).await;
             }
-            other => tracing::warn!(key, %position, problem = %other, "not settled; it is processed again"),
+            other => {
+                tracing::warn!(key, %position, problem = %other, "not settled; it is processed again");
+                // Most often it is the store that could not be reached: that shows with the next claim.
+                let store = matches!(other, Unsettled::LeaseLost | Unsettled::OutcomeUnknown(_));
+                self.held_up = store.then(|| shared.budget.held_up_by_store());
+            }
         }
-        self.held_up = None;
         shared.look_for_recovery();
         item.token = Token::random();
         let _waiting = shared.budget.waiting();
