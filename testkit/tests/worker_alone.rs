@@ -155,9 +155,7 @@ async fn failures_of_one_that_runs_alone_let_the_others_in_between() {
         let journal = journal.clone();
         move |context: Context| {
             journal.note(context.key().id().as_str());
-            async move {
-                if context.interrupted() { Err(Failure::retry_after(SECOND)) } else { Ok(()) }
-            }
+            async move { if context.interrupted() { Err(Failure::retry_after(SECOND)) } else { Ok(()) } }
         }
     };
     let mut running = start(store, handler, settings(&clock, &letters), config(Lanes::Partition));

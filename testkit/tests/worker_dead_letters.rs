@@ -9,8 +9,8 @@ use common::*;
 use einmal::claim::Phase;
 use einmal::worker::{Lanes, WorkerError};
 use einmal::{
-    Context, DeadLetterReason, DedupStore, Delivery, FailReason, Failure, IdSource, Identify, MissingIdPolicy,
-    Position, Reply, StoredResult, Unsettled,
+    Context, DeadLetterReason, DedupStore, Delivery, FailReason, Failure, IdSource, Identify,
+    MissingIdPolicy, Position, Reply, StoredResult, Unsettled,
 };
 use einmal_testkit::{Fate, Fault, ManualClock, Method};
 use futures_util::future::BoxFuture;
@@ -140,7 +140,8 @@ async fn scenario_38_a_dead_letter_tells_everything() {
     };
     let settings = settings(&clock, &letters).policy(policy);
     let mut running = start(store(&clock), handler, settings, config(Lanes::Partition));
-    let headers = vec![header("message-id", "dead"), header("x", "1"), header("x", "2"), ("none".into(), None)];
+    let headers =
+        vec![header("message-id", "dead"), header("x", "1"), header("x", "2"), ("none".into(), None)];
     let message = Delivery::new(Position::in_log("topic", 3, 41), None)
         .with_key(Some(Bytes::from("the key")))
         .with_headers(headers.clone());
