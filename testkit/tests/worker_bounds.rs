@@ -31,7 +31,7 @@ async fn rule_10_the_bound_on_bytes_is_passed_by_one_delivery_at_most() {
             let message = Delivery::new(delivery(offset, "").position().clone(), Some(payload));
             running.hand.push(message.with_headers(vec![header("message-id", &offset.to_string())]));
         }
-        running.hand.wait_taken(3).await;
+        within(running.hand.wait_taken(3)).await;
         pass(&clock, 5 * SECOND).await;
         assert_eq!(running.hand.taken(), 3, "1,000 bytes are passed by the third: {lanes:?}");
         doors.open(&"x".repeat(400));
@@ -55,7 +55,7 @@ async fn rule_10_no_more_deliveries_are_taken_in_than_the_bound_says() {
         for offset in 0..20 {
             running.hand.push(delivery(offset, &offset.to_string()));
         }
-        running.hand.wait_taken(5).await;
+        within(running.hand.wait_taken(5)).await;
         pass(&clock, 5 * SECOND).await;
         let running_now = journal.lines().len();
         assert!(running_now <= 2, "no more handlers at once than slots: {lanes:?}");
