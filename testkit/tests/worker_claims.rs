@@ -32,6 +32,7 @@ async fn scenario_3_a_copy_waits_for_the_one_that_runs_and_settles_with_its_outc
     assert_eq!(drive(&clock, copies[1].wait()).await, Fate::Settled);
     let third = running.hand.push(delivery(3, "a"));
     drive(&clock, running.hand.wait_taken(4)).await;
+    settle_down().await;
     // Two copies wait: at this bound nothing more is taken in, but for the one that was asked for before.
     running.hand.push(delivery(4, "a"));
     let late = running.hand.push(delivery(5, "c"));

@@ -32,6 +32,8 @@ pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, mut item: Item<A>) {
         };
         let disposition =
             engine.process(&*shared.handler, &item.delivery, item.token, &no_more, reached).await;
+        // Who waits needs none.
+        drop(slot);
         if claimed {
             // A late call of that claim must not meet the next one under its token.
             item.token = Token::random();

@@ -25,6 +25,8 @@ pub(crate) struct Patience {
     timed_out: bool,
     /// What holds it up, also while it is tried again: until that has worked, nothing more is taken in.
     held_up: Option<Hold>,
+    /// It waits, also while it asks whether it still must.
+    waiting: Option<Hold>,
 }
 
 /// Whether to process the delivery again.
@@ -42,8 +44,9 @@ impl Patience {
         ceiling.mul_f64(rand::rng().random_range(0.5..1.0))
     }
 
-    /// The store has answered: it holds nothing up any more, however long the handler takes.
+    /// It is claimed: nothing holds it up any more, however long its handler takes.
     pub(crate) fn answered(&mut self, shared: &Shared) {
+        self.waiting = None;
         if self.held_up.take().is_some() {
             shared.look_for_recovery();
         }
@@ -57,9 +60,10 @@ impl Patience {
         why: Later,
         retry_after: Duration,
     ) -> Again {
-        self.answered(shared);
+        self.held_up = None;
+        shared.look_for_recovery();
         item.token = Token::random();
-        let _waiting = shared.budget.waiting();
+        self.waiting.get_or_insert_with(|| shared.budget.waiting());
         if why != Later::InProgress {
             self.rounds = 0;
             return sleep(shared, retry_after, &item.no_start()).await;
@@ -113,7 +117,7 @@ impl Patience {
             Unsettled::DeadLetter(error) => {
                 self.held_up = Some(shared.budget.held_up_by_dead_letters());
                 shared.trouble(DEAD_LETTERS, error.to_string());
-                let _waiting = shared.budget.waiting();
+                self.waiting.get_or_insert_with(|| shared.budget.waiting());
                 let pause = self.pause(STORE_MOST);
                 item.token = Token::random();
                 return sleep(shared, pause, &item.no_start()).await;
@@ -127,7 +131,7 @@ impl Patience {
         }
         shared.look_for_recovery();
         item.token = Token::random();
-        let _waiting = shared.budget.waiting();
+        self.waiting.get_or_insert_with(|| shared.budget.waiting());
         sleep(shared, self.pause(MOST), &item.no_start()).await
     }
 }
