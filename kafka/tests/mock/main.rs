@@ -1,0 +1,11 @@
+//! Against librdkafka's mock cluster: groups, commits and rebalances without a broker.
+//!
+//! Each test counts by ids that its producer chose. Where several groups fit in one cluster they share it: the
+//! first message of a group takes the mock three seconds.
+
+mod content;
+mod failing;
+mod pressure;
+mod rebalance;
+mod settling;
+mod support;
