@@ -1,25 +1,43 @@
 //! Idempotent message consumers for at-least-once queues.
 
+mod attempt;
 pub mod claim;
 mod clock;
-pub mod dead_letter;
+mod dead_letter;
 mod delivery;
+mod engine;
 mod error;
 mod fingerprint;
+mod handler;
 mod id;
+mod idempotent;
 mod identify;
+mod lease;
+pub mod names;
 mod outcome;
+mod policy;
+mod run;
+mod settings;
+mod settle;
+mod stop;
 pub mod store;
 pub mod worker;
 
+pub use attempt::{InTx, Run};
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason, DeadLetters};
 pub use delivery::{Delivery, Header, Position};
 pub use error::{InvalidSetting, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintPolicy};
+pub use handler::{Context, Failure, Handler, Reply, TxHandler};
 pub use id::{DedupKey, InvalidId, MAX_LEN, MAX_PREFIX_LEN, MessageId, Scope};
+pub use idempotent::Idempotent;
 pub use identify::{CustomId, IdSource, Identify, MissingIdPolicy, NoId};
 pub use outcome::{FailReason, Failed, MAX_REASON_LEN, Outcome, StoredResult};
+pub use policy::{Backoff, Policy, PolicyBuilder};
+pub use run::{Answer, RunError};
+pub use settings::Settings;
+pub use settle::{Disposition, Later, Settled, Unsettled};
 pub use store::memory::{MemoryConfig, MemoryStore};
 pub use store::transactional::{TransactionalStore, TxAnswer};
 pub use store::{Capabilities, DedupStore, DedupStoreExt, Purged, Stats};

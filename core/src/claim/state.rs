@@ -195,8 +195,7 @@ pub fn settle(
     if old.generation != claim.generation {
         return refuse(Refusal::Superseded);
     }
-    let ended = old.ended.filter(|ended| ended.token == claim.token && ended.fence == claim.fence);
-    if let Some(ended) = ended
+    if let Some(ended) = old.ended.filter(|ended| ended.token == claim.token && ended.fence == claim.fence)
         && let Some(standing) = applied_before(old, ended.by, verb, now, max_result)
     {
         return (Change::Keep, SettleAnswer::Applied(standing));
@@ -211,7 +210,6 @@ pub fn settle(
                 None => refuse(Refusal::AlreadyEnded),
             }
         }
-        _ if ended.is_some() => refuse(Refusal::AlreadyEnded),
         _ if claim.fence < old.fence => refuse(Refusal::TakenOver),
         _ => refuse(Refusal::AlreadyEnded),
     }
@@ -225,6 +223,7 @@ fn applied_before(
     now: Timestamp,
     max_result: usize,
 ) -> Option<Standing> {
+    let still_held = record.ended.is_some_and(|ended| ended.fence == record.fence);
     match (&record.phase, by, verb) {
         (Phase::Completed(outcome), EndedBy::Complete, Verb::Complete { result })
             if outcome.result == StoredResult::within(result.clone(), max_result) =>
@@ -239,6 +238,7 @@ fn applied_before(
         (Phase::Owed(reason), EndedBy::Release, Verb::Release { .. }) => {
             Some(Standing::OwedUnclaimed(reason.clone()))
         }
+        // Said only to the one who goes on holding the key: after a take-over the dead letter is another's.
         (
             Phase::InProgress { stage: Stage::DeadLetter(reason), .. },
             EndedBy::Retry,
@@ -248,7 +248,7 @@ fn applied_before(
             Phase::InProgress { stage: Stage::DeadLetter(reason), .. },
             EndedBy::ForGood,
             Verb::Fail(Failing::ForGood(_)),
-        ) => Some(Standing::Owed(reason.clone())),
+        ) if still_held => Some(Standing::Owed(reason.clone())),
         _ => None,
     }
 }
@@ -276,9 +276,9 @@ fn transition(
     let holding = |stage: Stage, started: bool| Phase::InProgress {
         token: held.token,
         lease_until: now.after(rules.lease),
+        alone: held.alone && stage == Stage::Run,
         stage,
         started,
-        alone: held.alone,
     };
     let free_from = |delay: Duration| now.after(delay.min(rules.max_delay));
     let (phase, standing, ended_by) = match (verb, held.stage) {

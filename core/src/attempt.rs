@@ -1,0 +1,214 @@
+//! One run of the handler under a claim, whatever the handler does.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::FutureExt;
+use tokio::sync::RwLock;
+use tracing::Instrument;
+
+use crate::claim::{Claim, Failing, SettleAnswer};
+use crate::clock::timeout;
+use crate::delivery::Delivery;
+use crate::engine::Engine;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::handler::{Context, Failure, FailureKind, Handler, Reply, TxHandler};
+use crate::lease::Lease;
+use crate::names;
+use crate::outcome::FailReason;
+use crate::settle::Unsettled;
+use crate::stop::Stop;
+use crate::store::DedupStoreExt;
+use crate::store::transactional::{TransactionalStore, TxAnswer};
+
+/// A handler as the engine runs it: with or without a transaction of its store.
+#[async_trait]
+pub trait Run: Send + Sync + 'static {
+    /// Runs the handler once.
+    #[doc(hidden)]
+    async fn run(&self, context: Context, claim: &Claim) -> Result<Effect, Failure>;
+}
+
+/// What a run left to be stored.
+#[doc(hidden)]
+#[allow(missing_debug_implementations, reason = "never seen from outside")]
+pub struct Effect {
+    pub(crate) reply: Reply,
+    pub(crate) commit: Option<Box<dyn Commit>>,
+}
+
+/// A transaction that waits for its outcome.
+#[async_trait]
+pub(crate) trait Commit: Send {
+    async fn commit(self: Box<Self>, claim: &Claim, result: Option<Bytes>) -> Result<TxAnswer, StoreError>;
+}
+
+#[async_trait]
+impl<H: Handler> Run for H {
+    async fn run(&self, context: Context, _: &Claim) -> Result<Effect, Failure> {
+        let reply = self.handle(context).await?;
+        Ok(Effect { reply, commit: None })
+    }
+}
+
+/// A [`TxHandler`] together with the store that it writes to.
+#[derive(Debug)]
+pub struct InTx<S, H> {
+    pub(crate) store: Arc<S>,
+    pub(crate) handler: H,
+}
+
+struct Pending<S: TransactionalStore> {
+    store: Arc<S>,
+    tx: S::Tx,
+}
+
+#[async_trait]
+impl<S: TransactionalStore> Commit for Pending<S> {
+    async fn commit(self: Box<Self>, claim: &Claim, result: Option<Bytes>) -> Result<TxAnswer, StoreError> {
+        self.store.commit(self.tx, claim, result).await
+    }
+}
+
+#[async_trait]
+impl<S: TransactionalStore, H: TxHandler<S>> Run for InTx<S, H> {
+    async fn run(&self, context: Context, claim: &Claim) -> Result<Effect, Failure> {
+        let mut tx = self.store.begin(claim).await?;
+        let reply = self.handler.handle(context, &mut tx).await?;
+        let commit = Pending { store: Arc::clone(&self.store), tx };
+        Ok(Effect { reply, commit: Some(Box::new(commit)) })
+    }
+}
+
+/// How a run ended.
+pub(crate) enum Ended {
+    /// The handler says that it is done.
+    Done(Effect, Context),
+    /// It is not.
+    Failed(Failing),
+    /// It does not want the message.
+    Ignored,
+    /// It was stopped from outside, or could not be started. Charged to nobody.
+    Stopped(Unsettled),
+}
+
+/// A key that was interrupted twice runs alone in its process, so that a death can be laid at its door.
+static COMPANY: RwLock<()> = RwLock::const_new(());
+
+impl Engine {
+    /// Runs the handler under `lease`; `started` when the claim has said so already.
+    pub(crate) async fn attempt(
+        &self,
+        handler: &dyn Run,
+        lease: &Lease,
+        delivery: &Delivery,
+        started: bool,
+        stop: &Stop,
+    ) -> Ended {
+        let claim = &lease.claim;
+        let (_alone, _in_company) = if claim.alone {
+            (Some(COMPANY.write().await), None)
+        } else {
+            (None, Some(COMPANY.read().await))
+        };
+        if !started && let Err(unsettled) = self.start(lease).await {
+            return Ended::Stopped(unsettled);
+        }
+
+        let context = Context::new(delivery.clone(), claim.clone(), lease.lost.child_token());
+        let span = self.span(claim, delivery);
+        let run =
+            AssertUnwindSafe(handler.run(context.clone(), claim)).catch_unwind().instrument(span.clone());
+        metrics::counter!(names::RUNS, "scope" => self.scope_label.clone()).increment(1);
+        let began = self.clock.monotonic();
+        let ended = tokio::select! {
+            biased;
+            ended = timeout(&*self.clock, self.policy.max_run(), run) => ended,
+            () = lease.lost.cancelled() => return Ended::Stopped(Unsettled::LeaseLost),
+            () = stop.asked() => {
+                context.cancelled().cancel();
+                return Ended::Stopped(Unsettled::Cancelled);
+            }
+        };
+        let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
+        metrics::histogram!(names::HANDLER_SECONDS, "scope" => self.scope_label.clone()).record(seconds);
+        let _in_span = span.enter();
+        match ended {
+            Some(Ok(Ok(effect))) => Ended::Done(effect, context),
+            Some(Ok(Err(failure))) => self.failed(claim, failure),
+            Some(Err(panic)) => {
+                tracing::error!(panic = panic_text(&*panic), "the handler panicked");
+                Ended::Failed(self.retry(claim, None))
+            }
+            None => {
+                context.cancelled().cancel();
+                tracing::error!(max_run = ?self.policy.max_run(), "the handler ran too long and was cancelled");
+                Ended::Failed(self.retry(claim, None))
+            }
+        }
+    }
+
+    async fn start(&self, lease: &Lease) -> Result<(), Unsettled> {
+        match self.store.started(&lease.claim).await {
+            Ok(SettleAnswer::Applied(_)) => Ok(()),
+            Ok(SettleAnswer::Refused(refusal)) => Err(self.refused(refusal)),
+            Err(error) => Err(self.store_failed(error)),
+        }
+    }
+
+    fn failed(&self, claim: &Claim, failure: Failure) -> Ended {
+        // The handler's own calls to the store, in its transaction: the message can't help it.
+        if let Some(error) = store_trouble(&failure) {
+            return Ended::Stopped(self.store_failed(error));
+        }
+        let cause = failure.source.as_ref().map(ToString::to_string);
+        let cause = cause.as_deref().unwrap_or("not given");
+        match failure.kind {
+            FailureKind::Retry(delay) => {
+                tracing::warn!(cause, "the handler failed");
+                Ended::Failed(self.retry(claim, delay))
+            }
+            FailureKind::Reject(words) => {
+                tracing::warn!(cause, reason = %words.escape_debug(), "the handler rejected the message");
+                Ended::Failed(Failing::ForGood(FailReason::Rejected(words)))
+            }
+            FailureKind::Park(words) => {
+                tracing::warn!(cause, reason = %words.escape_debug(), "the handler parked the message");
+                Ended::Failed(Failing::ForGood(FailReason::Parked(words)))
+            }
+            FailureKind::Ignore => Ended::Ignored,
+        }
+    }
+
+    fn retry(&self, claim: &Claim, delay: Option<std::time::Duration>) -> Failing {
+        let failures = claim.counters.failures.saturating_add(1);
+        Failing::Retry { delay: delay.unwrap_or_else(|| self.policy.backoff().delay(failures)) }
+    }
+
+    fn span(&self, claim: &Claim, delivery: &Delivery) -> tracing::Span {
+        let traceparent = delivery.header("traceparent").flatten().next();
+        let traceparent = traceparent.and_then(|value| std::str::from_utf8(value).ok()).unwrap_or_default();
+        tracing::info_span!(
+            "einmal.attempt",
+            scope = %claim.key.scope(),
+            id = %claim.key.id(),
+            position = %delivery.position(),
+            attempt = claim.attempt(),
+            fence = claim.fence.get(),
+            traceparent = %traceparent.escape_debug(),
+        )
+    }
+}
+
+fn store_trouble(failure: &Failure) -> Option<StoreError> {
+    let error = failure.source.as_ref()?.downcast_ref::<StoreError>()?;
+    Some(error.clone()).filter(|error| error.kind() == StoreErrorKind::Unavailable || error.is_fatal())
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}

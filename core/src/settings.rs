@@ -1,0 +1,91 @@
+//! What an idempotent handler is told besides its store and its work.
+
+use std::sync::Arc;
+
+use crate::clock::{Clock, SystemClock};
+use crate::dead_letter::DeadLetters;
+use crate::engine::Engine;
+use crate::error::InvalidSetting;
+use crate::fingerprint::FingerprintPolicy;
+use crate::id::Scope;
+use crate::identify::{IdSource, Identify};
+use crate::lease::Leases;
+use crate::policy::Policy;
+use crate::store::DedupStore;
+
+/// What an idempotent handler is told besides its store and its work.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Settings {
+    scope: Scope,
+    identify: Identify,
+    fingerprint: FingerprintPolicy,
+    policy: Policy,
+    clock: Arc<dyn Clock>,
+    dead_letters: Option<Arc<dyn DeadLetters>>,
+}
+
+impl Settings {
+    /// In `scope`, with ids from the header `message-id`, a fingerprint of the raw payload, the default
+    /// [`Policy`] and nowhere to put dead letters.
+    pub fn new(scope: Scope) -> Self {
+        Self {
+            scope,
+            identify: Identify::new([IdSource::header("message-id")]),
+            fingerprint: FingerprintPolicy::default(),
+            policy: Policy::default(),
+            clock: Arc::new(SystemClock),
+            dead_letters: None,
+        }
+    }
+
+    /// Where message ids are found.
+    pub fn identify(mut self, identify: Identify) -> Self {
+        self.identify = identify;
+        self
+    }
+
+    /// What must be equal in a true repeat.
+    pub fn fingerprint(mut self, fingerprint: FingerprintPolicy) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
+    /// Times and limits.
+    pub const fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Where dead letters go. Without it a message that is given up stays owed and unsettled.
+    pub fn dead_letters(mut self, dead_letters: impl DeadLetters) -> Self {
+        self.dead_letters = Some(Arc::new(dead_letters));
+        self
+    }
+
+    /// Where time comes from.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    pub(crate) fn engine(self, store: Arc<dyn DedupStore>) -> Result<Engine, InvalidSetting> {
+        let (max, store_max) = (self.policy.max_result(), store.capabilities().max_value);
+        if max > store_max {
+            let problem = format!("is {max} bytes, but the store keeps at most {store_max}");
+            return Err(InvalidSetting::new("max_result", problem));
+        }
+        let leases = Leases::new(Arc::clone(&store), Arc::clone(&self.clock), self.policy.rules().lease);
+        Ok(Engine {
+            store,
+            clock: self.clock,
+            policy: self.policy,
+            leases,
+            scope_label: self.scope.to_string().into(),
+            scope: self.scope,
+            identify: self.identify,
+            fingerprint: self.fingerprint,
+            dead_letters: self.dead_letters,
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! What became of a delivery, and with that whether its broker may be told that it is done.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::claim::Refusal;
+use crate::dead_letter::{DeadLetterError, DeadLetterReason};
+use crate::error::StoreError;
+use crate::identify::NoId;
+use crate::outcome::{Failed, Outcome};
+
+/// What became of one delivery.
+#[derive(Debug)]
+#[must_use]
+pub enum Disposition {
+    /// Settle it: what is said here is durable.
+    Settle(Settled),
+    /// Don't settle it; process it again.
+    Later {
+        /// Why not now.
+        why: Later,
+        /// After what time asking again makes sense.
+        retry_after: Duration,
+    },
+    /// Don't settle it: the broker will deliver it again, or it is processed again when the cause is gone.
+    Unsettled(Unsettled),
+}
+
+/// The answers that settle a delivery.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Settled {
+    /// The handler ran to its end, and its outcome is stored.
+    Ran {
+        /// What the handler returned, kept for the repeats or not.
+        result: Option<Bytes>,
+    },
+    /// The handler did not want it. The key is free.
+    Ignored,
+    /// It was done before.
+    Duplicate(Outcome),
+    /// It was given up before, and lies with the dead letters.
+    FailedBefore(Failed),
+    /// It lies with the dead letters now.
+    DeadLettered {
+        /// Why.
+        reason: DeadLetterReason,
+        /// Whether the handler ran in this very processing.
+        ran: bool,
+    },
+}
+
+/// Why a delivery can't be answered now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Later {
+    /// A copy of it is being handled.
+    InProgress,
+    /// It failed before and waits for its next attempt.
+    NotYet,
+    /// It has just failed, and waits for its next attempt.
+    Failed,
+}
+
+/// Why a delivery stays unsettled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unsettled {
+    /// The store failed.
+    #[error("the store failed: {0}")]
+    Store(#[source] StoreError),
+    /// The lease ended while the handler ran.
+    #[error("the lease was lost while the handler ran")]
+    LeaseLost,
+    /// The store refused the outcome: another claim was made meanwhile, or the key was forgotten.
+    #[error("the outcome was refused: {0}")]
+    Refused(Refusal),
+    /// The effect is done, and it is not known whether its outcome was stored.
+    #[error("the effect is done, but it is not known whether its outcome was stored")]
+    OutcomeUnknown(#[source] Option<StoreError>),
+    /// The dead letter was not confirmed.
+    #[error(transparent)]
+    DeadLetter(DeadLetterError),
+    /// The worker stops, or the partition was taken away.
+    #[error("the processing was cancelled")]
+    Cancelled,
+    /// It has no message id, and the policy is to stop.
+    #[error("{0}")]
+    NoId(#[source] NoId),
+}
+
+impl Unsettled {
+    /// Whether processing more messages makes no sense until the process is started again.
+    #[must_use]
+    pub const fn is_fatal(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::OutcomeUnknown(Some(error)) => error.is_fatal(),
+            Self::NoId(_) => true,
+            _ => false,
+        }
+    }
+}

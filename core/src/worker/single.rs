@@ -1,0 +1,39 @@
+//! Deliveries that need no order: each on its own.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::item::Item;
+use super::source::Ack;
+use super::wait::{Again, Patience};
+use crate::settle::Disposition;
+
+/// Processes `item` until it is settled, or must be left to another delivery.
+pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, mut item: Item<A>) {
+    let mut patience = Patience::default();
+    let (no_start, no_more) = (item.no_start(), item.no_more());
+    loop {
+        let slot = tokio::select! {
+            biased;
+            () = no_start.asked() => return,
+            slot = Arc::clone(&shared.slots).acquire_owned() => slot,
+        };
+        let engine = &shared.engine;
+        // The slot is for running: it is free again while the outcome is on its way to the disk.
+        let ran = move || drop(slot);
+        let disposition = engine.process(&*shared.handler, &item.delivery, item.token, &no_more, ran).await;
+        let again = match disposition {
+            Disposition::Settle(settled) => {
+                shared.note_success();
+                return item.settle(&settled);
+            }
+            Disposition::Later { why, retry_after } => {
+                patience.later(&shared, &mut item, why, retry_after).await
+            }
+            Disposition::Unsettled(unsettled) => patience.unsettled(&shared, &mut item, unsettled).await,
+        };
+        if again == Again::No {
+            return;
+        }
+    }
+}
