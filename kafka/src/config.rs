@@ -1,6 +1,6 @@
 //! Settings of a consumer, checked once, when they are built.
 
-mod check;
+pub(crate) mod check;
 
 use std::fmt;
 use std::time::Duration;
@@ -61,7 +61,6 @@ impl KafkaConfig {
     ///
     /// `group.instance.id` is allowed. A second member under the same one fences the first, which then ends
     /// with a fatal error: give one to each replica, never one to all.
-    #[must_use]
     pub fn builder(client: ClientConfig) -> KafkaConfigBuilder {
         KafkaConfigBuilder { client, topics: Vec::new(), limits: Limits::default() }
     }

@@ -55,10 +55,9 @@ fn resume(consumer: &BaseConsumer<Context>, engine: &Engine, these: &[(String, i
             paused.add_partition(topic, *number);
         }
     }
-    if paused.count() > 0 {
-        if let Err(error) = consumer.resume(&paused) {
-            tracing::warn!(%error, "partitions that were paused could not be resumed");
-        }
+    let resumed = if paused.count() == 0 { Ok(()) } else { consumer.resume(&paused) };
+    if let Err(error) = resumed {
+        tracing::warn!(%error, "partitions that were paused could not be resumed");
     }
 }
 

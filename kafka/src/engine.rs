@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use einmal::worker::HealthCell;
@@ -18,8 +18,9 @@ use crate::source::{Command, Epoch, Queue, TopicPartition};
 
 /// After a failed commit the next one waits so long.
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// And so long when the broker says that the partition is not ours: a revocation is on its way.
-const COMMIT_AGAIN_IF_LOST: Duration = Duration::from_secs(5);
+/// And so long when the broker says that the partition is not ours: either that is so, and a revocation is on
+/// its way, or the client has just joined again, and the next commit carries its new generation.
+const COMMIT_AGAIN_IF_LOST: Duration = Duration::from_secs(1);
 /// A trouble of the client that is not heard of again for so long is taken for over.
 const TROUBLE_FOR: Duration = Duration::from_secs(60);
 
@@ -80,10 +81,8 @@ impl Engine {
 
     /// Follows all commands there are, waiting at most `wait` for the first.
     pub(crate) fn follow(&mut self, wait: Duration) {
-        let mut next = match self.commands.recv_timeout(wait) {
-            Ok(command) => Some(command),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        };
+        // It can't be disconnected: the ledger holds a sender, for what it hands out.
+        let mut next = self.commands.recv_timeout(wait).ok();
         while let Some(command) = next {
             match command {
                 Command::Settled(ticket) => self.ledger.settled(&ticket),
@@ -191,7 +190,11 @@ impl Engine {
             self.failing_since.get_or_insert(now());
         }
         let (topic, partition, next) = (&*at.topic, at.partition, next.get());
-        tracing::warn!(topic, partition, next, %code, "a commit failed; what is due is computed anew");
+        if lost {
+            tracing::debug!(topic, partition, next, %code, "a commit came when the group had moved on");
+        } else {
+            tracing::warn!(topic, partition, next, %code, "a commit failed; what is due is computed anew");
+        }
     }
 
     /// Notes an error of the client that is not fatal.

@@ -39,3 +39,33 @@ fn header(of: &impl Headers, at: usize) -> Header {
 fn sent_at(millis: i64) -> Option<Timestamp> {
     Some(Timestamp::from_micros(u64::try_from(millis).ok()?.saturating_mul(1_000)))
 }
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::message::{Header as Native, OwnedHeaders};
+
+    use super::*;
+
+    /// Panics for the second header, as the client does for a name that is not UTF-8.
+    struct Unreadable(OwnedHeaders);
+
+    impl Headers for Unreadable {
+        fn count(&self) -> usize {
+            self.0.count()
+        }
+
+        fn try_get(&self, at: usize) -> Option<Native<'_, &[u8]>> {
+            assert_ne!(at, 1, "a panic that this test is about");
+            self.0.try_get(at)
+        }
+    }
+
+    #[test]
+    fn a_header_that_the_client_panics_on_is_marked_and_harms_no_other() {
+        let add = |all: OwnedHeaders, key| all.insert(Native { key, value: Some(key) });
+        let all = Unreadable(["a", "b", "c"].into_iter().fold(OwnedHeaders::new(), add));
+        let read = headers(&all);
+        let value = |text: &'static str| Some(Bytes::from_static(text.as_bytes()));
+        assert_eq!(read, [("a".into(), value("a")), (UNREADABLE.into(), None), ("c".into(), value("c"))]);
+    }
+}

@@ -37,6 +37,8 @@ pub(crate) struct Poller<'a> {
 /// What one poll gave.
 enum Polled {
     Something,
+    /// A message, after which nothing more should be fetched of its partition.
+    Full,
     Nothing,
 }
 
@@ -110,11 +112,18 @@ impl<'a> Poller<'a> {
         let mut nothing = 0;
         for _ in 0..BATCH {
             match self.poll(Duration::ZERO)? {
-                Polled::Something if !go_on(self) => return Ok(true),
-                Polled::Something => nothing = 0,
                 // The first can be an event that the client has served by itself.
-                Polled::Nothing if nothing == 0 => nothing = 1,
+                Polled::Nothing if nothing == 0 => {
+                    nothing = 1;
+                    continue;
+                }
                 Polled::Nothing => return Ok(false),
+                Polled::Full => self.pause_and_resume(),
+                Polled::Something => {}
+            }
+            nothing = 0;
+            if !go_on(self) {
+                return Ok(true);
             }
         }
         Ok(true)
@@ -123,7 +132,7 @@ impl<'a> Poller<'a> {
     fn poll(&self, wait: Duration) -> Result<Polled, KafkaError> {
         match self.consumer.poll(wait) {
             None => return Ok(Polled::Nothing),
-            Some(Ok(message)) => self.receive(&message),
+            Some(Ok(message)) => return Ok(self.receive(&message)),
             Some(Err(ClientError::PartitionEOF(_))) => {}
             Some(Err(error @ ClientError::MessageConsumptionFatal(_))) => {
                 return Err(KafkaError::of_client(
@@ -139,20 +148,25 @@ impl<'a> Poller<'a> {
         Ok(Polled::Something)
     }
 
-    fn receive(&self, message: &BorrowedMessage<'_>) {
+    fn receive(&self, message: &BorrowedMessage<'_>) -> Polled {
         let mut engine = self.consumer.context().engine();
         // The client can give out a message of a partition that it has just given up. Nobody may work on it.
         let Some(topic) = engine.ledger.topic(message.topic(), message.partition()) else {
             metrics::counter!("einmal_kafka_unowned_total").increment(1);
-            return;
+            return Polled::Something;
         };
         // Passed over, and therefore counted as never received: it is not committed past.
         if engine.stopping {
-            return;
+            return Polled::Something;
         }
         engine.client_works();
         if let Some(incoming) = engine.ledger.receive(detach(topic, message)) {
             engine.queue.push(incoming);
+        }
+        let partition = engine.ledger.get(message.topic(), message.partition());
+        match partition.is_some_and(|one| !one.paused && one.is_full(engine.limits.max_span)) {
+            true => Polled::Full,
+            false => Polled::Something,
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) fn limits(limits: &Limits) -> Result<(), InvalidSetting> {
     within("max_span", &limits.max_span, 1..=10_000_000)
 }
 
-pub(super) fn within<T: PartialOrd + Debug>(
+pub(crate) fn within<T: PartialOrd + Debug>(
     field: &'static str,
     value: &T,
     bounds: RangeInclusive<T>,

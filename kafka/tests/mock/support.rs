@@ -11,32 +11,36 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-pub const TOPIC: &str = "orders";
+pub(crate) const TOPIC: &str = "orders";
 
 /// No test waits longer than this; none expects anything to be faster.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-pub struct Cluster {
-    pub mock: MockCluster<'static, DefaultProducerContext>,
-    pub producer: BaseProducer,
+pub(crate) struct Cluster {
+    pub(crate) mock: MockCluster<'static, DefaultProducerContext>,
+    pub(crate) producer: BaseProducer,
 }
 
 impl Cluster {
-    pub fn new(partitions: i32) -> Self {
+    pub(crate) fn new(partitions: i32) -> Self {
         // Shown for a failed test only.
-        let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::DEBUG).try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_test_writer()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::DEBUG)
+            .try_init();
         let mock = MockCluster::new(1).unwrap();
         mock.create_topic(TOPIC, partitions, 1).unwrap();
         let producer = client(&mock.bootstrap_servers()).create().unwrap();
         Self { mock, producer }
     }
 
-    pub fn client(&self) -> ClientConfig {
+    pub(crate) fn client(&self) -> ClientConfig {
         client(&self.mock.bootstrap_servers())
     }
 
     /// Sends `count` messages to `partition`, whose payloads are `partition:number`, and waits for all.
-    pub fn produce(&self, partition: i32, numbers: std::ops::Range<i64>) {
+    pub(crate) fn produce(&self, partition: i32, numbers: std::ops::Range<i64>) {
         for number in numbers {
             let payload = format!("{partition}:{number}");
             let record = BaseRecord::<(), str>::to(TOPIC).partition(partition).payload(&payload);
@@ -45,20 +49,20 @@ impl Cluster {
         self.producer.flush(PATIENCE).unwrap();
     }
 
-    pub fn config(&self, group: &str) -> KafkaConfigBuilder {
+    pub(crate) fn config(&self, group: &str) -> KafkaConfigBuilder {
         let mut client = self.client();
-        client.set("group.id", group).set("session.timeout.ms", "6000").set("heartbeat.interval.ms", "500");
-        KafkaConfig::builder(client).topics([TOPIC]).drain(Duration::from_secs(5))
+        client.set("group.id", group).set("session.timeout.ms", "4000").set("heartbeat.interval.ms", "500");
+        KafkaConfig::builder(client).topics([TOPIC]).drain(Duration::from_secs(3))
     }
 
-    pub fn start(&self, config: KafkaConfigBuilder) -> Member {
+    pub(crate) fn start(&self, config: KafkaConfigBuilder) -> Member {
         let health = HealthCell::default();
         let (source, consumer) = KafkaConsumer::start(&config.build().unwrap(), health.clone()).unwrap();
         Member { source, consumer, health }
     }
 
     /// The committed offset of each partition below `partitions` that has one.
-    pub fn committed(&self, group: &str, partitions: i32) -> BTreeMap<i32, i64> {
+    pub(crate) fn committed(&self, group: &str, partitions: i32) -> BTreeMap<i32, i64> {
         let mut client = self.client();
         let consumer: BaseConsumer = client.set("group.id", group).create().unwrap();
         let mut list = TopicPartitionList::new();
@@ -72,7 +76,7 @@ impl Cluster {
     }
 
     /// Waits until partition 0 of `group` is committed up to `next`.
-    pub async fn until_committed(&self, group: &str, next: i64) {
+    pub(crate) async fn until_committed(&self, group: &str, next: i64) {
         until(&format!("the commit of {next} in {group}"), || {
             self.committed(group, 1).get(&0) == Some(&next)
         })
@@ -86,19 +90,19 @@ fn client(servers: &str) -> ClientConfig {
     client
 }
 
-pub struct Member {
-    pub source: KafkaSource,
-    pub consumer: KafkaConsumer,
-    pub health: HealthCell,
+pub(crate) struct Member {
+    pub(crate) source: KafkaSource,
+    pub(crate) consumer: KafkaConsumer,
+    pub(crate) health: HealthCell,
 }
 
 impl Member {
-    pub async fn next(&mut self) -> Incoming<KafkaAck> {
+    pub(crate) async fn next(&mut self) -> Incoming<KafkaAck> {
         let next = tokio::time::timeout(PATIENCE, self.source.next()).await;
         next.expect("a message within patience").expect("the source goes on")
     }
 
-    pub async fn take(&mut self, count: usize) -> Vec<Incoming<KafkaAck>> {
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<Incoming<KafkaAck>> {
         let mut taken = Vec::new();
         while taken.len() < count {
             taken.push(self.next().await);
@@ -107,26 +111,26 @@ impl Member {
     }
 
     /// Gives everything back and closes.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         drop(self.source);
         self.consumer.close().await.unwrap();
     }
 }
 
-pub fn offset(incoming: &Incoming<KafkaAck>) -> i64 {
+pub(crate) fn offset(incoming: &Incoming<KafkaAck>) -> i64 {
     incoming.delivery.position().offset().unwrap()
 }
 
-pub fn place(incoming: &Incoming<KafkaAck>) -> (i32, i64) {
+pub(crate) fn place(incoming: &Incoming<KafkaAck>) -> (i32, i64) {
     (incoming.delivery.position().partition().unwrap(), offset(incoming))
 }
 
 /// The id that the producer chose.
-pub fn id(delivery: &Delivery) -> String {
+pub(crate) fn id(delivery: &Delivery) -> String {
     String::from_utf8(delivery.payload().unwrap().to_vec()).unwrap()
 }
 
-pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let wait = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(20)).await;
