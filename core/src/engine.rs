@@ -202,14 +202,14 @@ impl Engine {
     /// Leaves a message unsettled, and its claim to whoever comes next: a lapse would be charged to it.
     pub(crate) async fn leave(&self, lease: &Lease, unsettled: Unsettled) -> Disposition {
         if !matches!(unsettled, Unsettled::Refused(_)) {
-            self.give_back(vec![lease.claim.clone()]).await;
+            self.give_back(vec![lease]).await;
         }
         Disposition::Unsettled(unsettled)
     }
 
     /// Records that the operation is done, trying again until the lease is lost.
     pub(crate) async fn complete(&self, lease: &Lease, result: Option<Bytes>) -> Result<(), Unsettled> {
-        let result = self.result_to_keep(&lease.claim, result);
+        let result = self.result_to_keep(lease, result);
         match self.settle(lease, Verb::Complete { result }).await {
             Ok(_) => Ok(()),
             Err(Unsettled::LeaseLost) => Err(Unsettled::OutcomeUnknown(None)),
@@ -225,7 +225,7 @@ impl Engine {
         tx: Box<dyn crate::attempt::Commit>,
         result: Option<Bytes>,
     ) -> Result<bool, Unsettled> {
-        let result = self.result_to_keep(&lease.claim, result);
+        let result = self.result_to_keep(lease, result);
         let answer = tokio::select! {
             biased;
             answer = tx.commit(&lease.claim, result) => answer,
@@ -252,12 +252,13 @@ impl Engine {
         }
     }
 
-    pub(crate) fn result_to_keep(&self, claim: &Claim, result: Option<Bytes>) -> Option<Bytes> {
+    pub(crate) fn result_to_keep(&self, lease: &Lease, result: Option<Bytes>) -> Option<Bytes> {
         let len = result.as_ref().map_or(0, Bytes::len);
         if len > self.policy.max_result() {
             let max = self.policy.max_result();
-            let (key, attempt) = (&claim.key, claim.attempt());
-            tracing::error!(%key, attempt, len, max, "the result is too long and is not kept for repeats");
+            let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+            let position = lease.position.as_ref().map(tracing::field::display);
+            tracing::error!(%key, position, attempt, len, max, "the result is too long and is not kept for repeats");
         }
         result
     }
@@ -291,16 +292,17 @@ impl Engine {
 
     /// Gives claims back that were stopped through no fault of their messages: uncharged, and once. Should
     /// it fail, the leases end by themselves; where the claim has been ended or lost, nothing happens.
-    pub(crate) async fn give_back(&self, claims: Vec<Claim>) {
-        if claims.is_empty() {
+    pub(crate) async fn give_back(&self, leases: Vec<&Lease>) {
+        if leases.is_empty() {
             return;
         }
         let verb = Verb::Release { delay: Duration::ZERO };
-        let release = |claim: &Claim| SettleRequest { claim: claim.clone(), verb: verb.clone(), group: None };
-        let release = self.store.settle_many(claims.iter().map(release).collect());
+        let release =
+            |lease: &&Lease| SettleRequest { claim: lease.claim.clone(), verb: verb.clone(), group: None };
+        let release = self.store.settle_many(leases.iter().map(release).collect());
         let answers = timeout(&*self.clock, GIVE_BACK_MOST, release).await;
         let mut answers = answers.into_iter().flatten();
-        for claim in &claims {
+        for lease in leases {
             let problem = match answers.next() {
                 Some(Ok(SettleAnswer::Applied(_))) => continue,
                 Some(Ok(SettleAnswer::Refused(refusal))) => {
@@ -310,8 +312,9 @@ impl Engine {
                 Some(Err(error)) => self.note_store_error(error).to_string(),
                 None => format!("no answer within {GIVE_BACK_MOST:?}"),
             };
-            let (key, attempt) = (&claim.key, claim.attempt());
-            tracing::warn!(%key, attempt, problem, "a claim could not be given back");
+            let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+            let position = lease.position.as_ref().map(tracing::field::display);
+            tracing::warn!(%key, position, attempt, problem, "a claim could not be given back");
         }
     }
 

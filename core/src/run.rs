@@ -108,7 +108,7 @@ impl<S: DedupStore, H> Idempotent<S, H> {
         let lease = engine.leases.keep(claim, None, sent_at);
         if let Stage::DeadLetter(reason) = stage {
             // There is no message here to put aside: it stays owed to whoever has it.
-            engine.give_back(vec![lease.claim.clone()]).await;
+            engine.give_back(vec![&lease]).await;
             return Ok(Answer::GivenUp(reason));
         }
 
@@ -116,31 +116,31 @@ impl<S: DedupStore, H> Idempotent<S, H> {
             biased;
             ended = AssertUnwindSafe(async { work().await }).catch_unwind() => ended,
             () = lease.lost.cancelled() => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 return Err(RunError::Unsettled(Unsettled::LeaseLost));
             }
         };
         let value = match ended {
             Ok(Ok(value)) => value,
             Ok(Err(error)) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 return Err(RunError::Work(error));
             }
             Err(panic) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 std::panic::resume_unwind(panic);
             }
         };
         let bytes = match serde_json::to_vec(&value) {
             Ok(bytes) => Bytes::from(bytes),
             Err(error) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 return Err(RunError::Result(error.classify()));
             }
         };
         if let Err(unsettled) = engine.complete(&lease, Some(bytes)).await {
             // Refused where the outcome is stored after all, which the next call then tells.
-            engine.give_back(vec![lease.claim.clone()]).await;
+            engine.give_back(vec![&lease]).await;
             return Err(RunError::Unsettled(unsettled));
         }
         Ok(Answer::Ran(value))

@@ -126,7 +126,8 @@ async fn phase(store: &TestStore, id: &str) -> &'static str {
 async fn scenario_34_one_fault_at_any_call_costs_no_run_and_no_attempt() {
     let ids = ["ok1", "retry1", "reject1", "ok2", "ignore1", "ok3"];
     for lanes in [Lanes::Partition, Lanes::None] {
-        for (method, fault) in METHODS.into_iter().flat_map(|method| Fault::ALL.map(|fault| (method, fault))) {
+        for (method, fault) in METHODS.into_iter().flat_map(|method| Fault::ALL.map(|fault| (method, fault)))
+        {
             for nth in 1..=10 {
                 let case = format!("{lanes:?}, {nth}. {method:?}: {fault:?}");
                 let (clock, journal, letters) = (ManualClock::new(), Journal::default(), Letters::default());
@@ -145,7 +146,11 @@ async fn scenario_34_one_fault_at_any_call_costs_no_run_and_no_attempt() {
                     assert_eq!(journal.count(id), runs, "runs of {id}: {case}");
                     let record = store.inner().get(&key(id)).await.unwrap().unwrap();
                     let failures = u32::from(id == "retry1");
-                    assert_eq!((record.counters.failures, record.counters.interruptions), (failures, 0), "{case}");
+                    assert_eq!(
+                        (record.counters.failures, record.counters.interruptions),
+                        (failures, 0),
+                        "{case}"
+                    );
                 }
                 assert_eq!(letters.arrived().len(), 1, "{case}");
                 assert_adds_up(running.worker.summary());

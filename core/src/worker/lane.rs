@@ -133,7 +133,7 @@ impl<A: Ack> Lane<A> {
             };
             // Claimed and not started: given back, uncharged, before the lane waits.
             let held = nexts.iter().filter_map(|next| match next {
-                Next::Held { lease, .. } => Some(lease.claim.clone()),
+                Next::Held { lease, .. } => Some(lease),
                 Next::Answer(_) => None,
             });
             self.shared.engine.give_back(held.collect()).await;
@@ -222,7 +222,7 @@ impl<A: Ack> Lane<A> {
     async fn drain_before(&mut self, lease: &Lease) -> Result<(), Stopped> {
         let drained = self.pipeline.drain().await;
         if drained.is_err() {
-            self.shared.engine.give_back(vec![lease.claim.clone()]).await;
+            self.shared.engine.give_back(vec![lease]).await;
         }
         drained.map_err(Stopped::Broken)
     }
@@ -230,7 +230,7 @@ impl<A: Ack> Lane<A> {
     /// Runs the handler of the window's head, while earlier outcomes go to the disk.
     async fn run_head(&mut self, mut lease: Lease, mut start: Start) -> Result<(), Stopped> {
         if let Err(broken) = self.pipeline.make_room().await {
-            self.shared.engine.give_back(vec![lease.claim.clone()]).await;
+            self.shared.engine.give_back(vec![&lease]).await;
             return Err(broken.into());
         }
         loop {
@@ -274,7 +274,7 @@ impl<A: Ack> Lane<A> {
             }
             broken = self.pipeline.broken() => broken,
         };
-        shared.engine.give_back(vec![lease.claim.clone()]).await;
+        shared.engine.give_back(vec![lease]).await;
         Err(Stopped::Broken(broken))
     }
 
@@ -296,7 +296,7 @@ impl<A: Ack> Lane<A> {
     pub(crate) async fn restart(&mut self, broken: Broken) {
         let back = self.pipeline.take_back();
         // Refused where the outcome is stored after all, which the next claim then tells.
-        self.shared.engine.give_back(back.iter().map(|done| done.lease.claim.clone()).collect()).await;
+        self.shared.engine.give_back(back.iter().map(|done| &done.lease).collect()).await;
         for Done { mut item, .. } in back.into_iter().rev() {
             item.token = Token::random();
             self.window.push_front(item);

@@ -115,7 +115,7 @@ impl<A: Ack> Pipeline<A> {
 
     fn send(&self) -> BoxFuture<'static, Answers> {
         let request = |done: &Done<A>| {
-            let result = self.shared.engine.result_to_keep(&done.lease.claim, done.reply.0.clone());
+            let result = self.shared.engine.result_to_keep(&done.lease, done.reply.0.clone());
             let verb = Verb::Complete { result };
             SettleRequest { claim: done.lease.claim.clone(), verb, group: Some(0) }
         };
