@@ -27,6 +27,10 @@ const TROUBLE_FOR: Duration = Duration::from_secs(60);
 /// How long a partition that is taken away waits for its last commit.
 const LAST_COMMIT_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long it pauses after each of its attempts, as long as the group refuses them because it forms anew.
+const LAST_COMMIT_AGAIN: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::ZERO];
+
 const COMMITS: &str = "kafka commits";
 const CLIENT: &str = "kafka client";
 
@@ -53,6 +57,8 @@ pub(crate) struct Engine {
     client_trouble: Option<(Code, Option<Duration>)>,
     /// The error that the client's callback has just reported: polling returns it once more.
     said: Option<Code>,
+    /// A commit was refused because the group forms anew.
+    refused_meanwhile: bool,
 }
 
 impl Engine {
@@ -76,6 +82,7 @@ impl Engine {
             failing_since: None,
             client_trouble: None,
             said: None,
+            refused_meanwhile: false,
         }
     }
 
@@ -147,19 +154,33 @@ impl Engine {
         self.send(due);
     }
 
-    /// Has committed what is settled of `these`, once, and waits for the answer within a bound.
+    /// Has committed what is settled of `these`, and waits for the answer within a bound.
     pub(crate) fn last_commit(&mut self, these: &These) {
-        let due = self.ledger.last_commit(these, now());
-        self.send(due);
         let until = now().saturating_add(LAST_COMMIT_WITHIN);
         let until = self.close_by.map_or(until, |close_by| close_by.min(until));
-        while self.ledger.is_committing(these) {
-            let left = until.saturating_sub(now());
-            if left.is_zero() {
-                tracing::warn!("the last commit of partitions that are taken away was not answered in time");
+        for pause in LAST_COMMIT_AGAIN {
+            self.refused_meanwhile = false;
+            let due = self.ledger.last_commit(these, now());
+            self.send(due);
+            while self.ledger.is_committing(these) {
+                let left = until.saturating_sub(now());
+                if left.is_zero() {
+                    tracing::warn!(
+                        "the last commit of partitions that are taken away was not answered in time"
+                    );
+                    return;
+                }
+                self.follow(left);
+            }
+            // The group forms anew, and takes commits again as soon as all its members know their partitions.
+            // It waits for this one, so that nothing has been given away yet.
+            if !self.refused_meanwhile {
                 return;
             }
-            self.follow(left);
+            let over = now() + pause;
+            while now() < over {
+                self.follow(over.saturating_sub(now()));
+            }
         }
     }
 
@@ -173,6 +194,7 @@ impl Engine {
     fn committed(&mut self, at: &TopicPartition, epoch: Epoch, next: NextOffset, error: Option<Code>) {
         let lost = error.is_some_and(is_ownership_lost);
         let retry_at = now() + if lost { COMMIT_AGAIN_IF_LOST } else { COMMIT_AGAIN_AFTER };
+        self.refused_meanwhile |= error == Some(Code::RebalanceInProgress);
         let live = self.ledger.committed(at, epoch, next, error.is_none(), retry_at);
         let result = if error.is_none() {
             "ok"

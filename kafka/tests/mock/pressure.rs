@@ -87,8 +87,8 @@ async fn paused_when_taken_away_it_goes_on_when_it_comes_back(cluster: &Cluster)
     let moved = held.delivery.position().partition().unwrap();
     drop(held);
     second.close().await;
+    let mut next = BTreeMap::<i32, i64>::new();
     let take_all = async {
-        let mut next = BTreeMap::<i32, i64>::new();
         // Each message costs a pause and a fetch here.
         while next.len() < 3 || next.values().any(|next| *next < 10) {
             let incoming = first.next().await;
@@ -106,6 +106,7 @@ async fn paused_when_taken_away_it_goes_on_when_it_comes_back(cluster: &Cluster)
             incoming.ack.settle();
         }
     };
-    tokio::time::timeout(PATIENCE, take_all).await.expect("nothing stays paused");
+    let taken = tokio::time::timeout(PATIENCE, take_all).await;
+    assert!(taken.is_ok(), "nothing stays paused: {next:?}");
     first.close().await;
 }
