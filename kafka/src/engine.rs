@@ -13,6 +13,7 @@ use rdkafka::error::RDKafkaErrorCode as Code;
 use crate::commit::Due;
 use crate::config::Limits;
 use crate::ledger::{Ledger, These};
+use crate::names;
 use crate::offsets::NextOffset;
 use crate::source::{Command, Epoch, Queue, TopicPartition};
 
@@ -145,7 +146,7 @@ impl Engine {
 
     #[allow(clippy::cast_precision_loss, reason = "a count of partitions")]
     fn gauge(&self) {
-        metrics::gauge!("einmal_kafka_assigned_partitions").set(self.ledger.iter().count() as f64);
+        metrics::gauge!(names::ASSIGNED).set(self.ledger.iter().count() as f64);
     }
 
     /// Has committed what is due now.
@@ -203,7 +204,7 @@ impl Engine {
         } else {
             "error"
         };
-        metrics::counter!("einmal_kafka_commits_total", "result" => result).increment(1);
+        metrics::counter!(names::COMMITS, "result" => result).increment(1);
         let Some(code) = error else {
             self.failing_since = None;
             return self.client_works();
@@ -222,7 +223,7 @@ impl Engine {
     /// Notes an error of the client that is not fatal.
     pub(crate) fn client_error(&mut self, code: Code, reason: &str) {
         self.said = Some(code);
-        metrics::counter!("einmal_kafka_client_errors_total").increment(1);
+        metrics::counter!(names::CLIENT_ERRORS).increment(1);
         tracing::warn!(%code, reason, "the Kafka client reports an error");
         // Of one broker among many, which the client goes on trying; all of them down is another code.
         if matches!(code, Code::BrokerTransportFailure | Code::Resolve) {

@@ -15,6 +15,7 @@ use crate::context::{Context, code};
 use crate::engine::now;
 use crate::error::{KafkaError, KafkaErrorKind};
 use crate::message::detach;
+use crate::names;
 use crate::partition::Partition;
 
 /// The client is polled at least so often.
@@ -174,7 +175,7 @@ impl<'a> Poller<'a> {
         let mut engine = self.consumer.context().engine();
         // The client can give out a message of a partition that it has just given up. Nobody may work on it.
         let Some(topic) = engine.ledger.topic(message.topic(), message.partition()) else {
-            metrics::counter!("einmal_kafka_unowned_total").increment(1);
+            metrics::counter!(names::UNOWNED).increment(1);
             return Polled::Something;
         };
         // Passed over, and therefore counted as never received: it is not committed past.
