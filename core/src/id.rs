@@ -103,6 +103,13 @@ impl Scope {
         Ok(Self(format!("{prefix}{scope}").into()))
     }
 
+    /// A scope as a store has written it, its prefix included; `None` when it can't be one.
+    #[cfg(feature = "sled")]
+    pub(crate) fn stored(scope: &str) -> Option<Self> {
+        check("scope", scope, MAX_LEN + MAX_PREFIX_LEN).ok()?;
+        Some(Self(scope.into()))
+    }
+
     /// The scope's text.
     #[must_use]
     pub fn as_str(&self) -> &str {

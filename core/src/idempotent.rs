@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{InTx, Run};
+use crate::attempt::{InTx, Run, Start};
 use crate::claim::Token;
 use crate::delivery::Delivery;
 use crate::engine::{Claimed, Engine, Stored};
@@ -112,12 +112,12 @@ impl Engine {
             Err(no_id) => return self.without_id(delivery, no_id).await,
         };
         // 2. Claim it, or learn what became of it.
-        let mut lease = match self.claim(&key, delivery, token).await {
-            Claimed::Run(lease) => lease,
+        let (mut lease, start) = match self.claim(&key, delivery, token, stop).await {
+            Claimed::Run(lease, start) => (lease, start),
             Claimed::Decided(disposition) => return disposition,
         };
         // 3. Run the handler.
-        let mut ended = self.attempt(handler, &lease, delivery, true, stop).await;
+        let mut ended = self.attempt(handler, &lease, delivery, start, stop).await;
         ran();
         // 4. Store what came of it, durably. 5. The caller settles.
         loop {
@@ -125,7 +125,7 @@ impl Engine {
                 Stored::As(disposition) => return disposition,
                 Stored::RunAgain(same) => lease = same,
             }
-            ended = self.attempt(handler, &lease, delivery, true, stop).await;
+            ended = self.attempt(handler, &lease, delivery, Start::Before, stop).await;
         }
     }
 }

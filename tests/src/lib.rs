@@ -1,1 +1,5 @@
-//! .
+//! What the tests across crates and processes share.
+
+pub mod log_broker;
+pub mod points;
+pub mod witness;

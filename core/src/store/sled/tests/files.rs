@@ -1,0 +1,150 @@
+//! Opening what is locked, damaged, cut off or not ours.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+
+use super::*;
+
+async fn fill(path: &Path, keys: std::ops::Range<usize>) {
+    let store = open(path).await;
+    for id in keys {
+        complete(&store, id).await;
+    }
+    store.close().await.unwrap();
+}
+
+async fn error(path: &Path) -> StoreError {
+    let error = SledStore::open(SledConfig::new(path).unwrap()).await.unwrap_err();
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    error
+}
+
+fn files(path: &Path) -> BTreeMap<std::ffi::OsString, u64> {
+    let entries = fs::read_dir(path).unwrap().map(Result::unwrap);
+    entries.map(|entry| (entry.file_name(), entry.metadata().unwrap().len())).collect()
+}
+
+#[tokio::test]
+async fn a_second_handle_gets_locked_and_a_dropped_one_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let begun = SystemClock.monotonic();
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Locked);
+    let took = SystemClock.monotonic() - begun;
+    assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(5), "{took:?}");
+    complete(&store, "1").await;
+    drop(store);
+    let store = open(dir.path()).await;
+    assert!(is_completed(&store, &key("1")).await);
+    let again = store.clone();
+    store.close().await.unwrap();
+    again.close().await.unwrap();
+    SledStore::open_blocking(SledConfig::new(dir.path()).unwrap()).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Corrupt);
+    assert_eq!(files(dir.path()).len(), 1);
+
+    let dir = tempfile::tempdir().unwrap();
+    let foreign = sled::open(dir.path()).unwrap();
+    foreign.insert("x", "y").unwrap();
+    foreign.flush().unwrap();
+    drop(foreign);
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Corrupt);
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    assert_eq!(error(file.path()).await.kind(), StoreErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn an_unknown_format_is_not_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let later = Batch::from([(record::FORMAT_KEY.to_vec(), Some(vec![2]))]);
+    store.handle.shared.disk().unwrap().apply(&later).unwrap();
+    store.close().await.unwrap();
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_store_whose_making_was_cut_off_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("lost+found")).unwrap();
+    fs::write(dir.path().join("einmal.creating"), "").unwrap();
+    fs::create_dir(dir.path().join("blobs")).unwrap();
+    let store = open(dir.path()).await;
+    complete(&store, "1").await;
+    store.close().await.unwrap();
+    assert!(!dir.path().join("einmal.creating").exists());
+}
+
+/// Whatever is done to the files: a typed error and nothing gone, or a store with every key.
+#[tokio::test]
+async fn damaged_files_are_an_error_or_lose_nothing() {
+    const KEYS: usize = 300;
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("whole");
+    // sled makes its snapshot when it reads its log: of the first half of it.
+    fill(&whole, 0..KEYS / 2).await;
+    fill(&whole, KEYS / 2..KEYS).await;
+    let snapshots = files(&whole).into_keys().filter(|name| name.to_str().unwrap().starts_with("snap."));
+    let mut names: Vec<_> = snapshots.map(|name| name.into_string().unwrap()).collect();
+    assert!(!names.is_empty());
+    names.extend(["db", "conf"].map(str::to_owned));
+    let mut errors = 0;
+    for name in names {
+        for damage in 0..13 {
+            let path = dir.path().join(format!("{name}-{damage}"));
+            fs::create_dir(&path).unwrap();
+            fs::create_dir(path.join("blobs")).unwrap();
+            for (file, _) in files(&whole).into_iter().filter(|(file, _)| file != "blobs") {
+                fs::copy(whole.join(&file), path.join(&file)).unwrap();
+            }
+            let mut bytes = fs::read(path.join(&name)).unwrap();
+            // sled's file goes on with zeroes to the end of its segment.
+            let len = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+            match damage {
+                0 => bytes.clear(),
+                1 => bytes.truncate(len / 2),
+                2 => bytes.truncate(len - 1),
+                3 => bytes.fill(0),
+                4 => bytes.fill(0xa5),
+                5 => bytes[len / 2..].fill(0x5a),
+                7 => bytes[len - 1] ^= 1,
+                8 => bytes[len / 4] ^= 1,
+                9 => bytes[len * 3 / 4] ^= 1,
+                10 => bytes.truncate(len / 4),
+                11 => bytes.truncate(len * 9 / 10),
+                12 => bytes[len * 9 / 10..].fill(0),
+                _ => bytes.iter_mut().step_by(97).for_each(|byte| *byte ^= 0xff),
+            }
+            fs::write(path.join(&name), bytes).unwrap();
+            match SledStore::open(SledConfig::new(&path).unwrap()).await {
+                Err(error) => {
+                    errors += 1;
+                    assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{name} {damage}: {error:?}");
+                    // sled makes its snapshot anew when it can; its data stay, and so does the error.
+                    let after = files(&path);
+                    assert!(["db", "conf"].iter().all(|file| after.contains_key(OsStr::new(file))));
+                    let again = SledStore::open(SledConfig::new(&path).unwrap()).await.unwrap_err();
+                    assert_eq!(again.kind(), StoreErrorKind::Corrupt, "{name} {damage}: {again:?}");
+                }
+                Ok(store) => {
+                    for id in 0..KEYS {
+                        match store.claim(request(&key(id))).await {
+                            Ok(ClaimAnswer::Completed(_)) => {}
+                            Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt),
+                            Ok(other) => panic!("{name} {damage}: key {id} was forgotten: {other:?}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(errors >= 6, "{errors}");
+}

@@ -1,0 +1,116 @@
+//! What a process writes down outside its store: append-only files, one line a `write`, so that a parent can
+//! count without trusting the store.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+/// An append-only file of lines.
+#[derive(Debug)]
+pub struct Lines(File);
+
+impl Lines {
+    /// Opens or makes it.
+    ///
+    /// # Errors
+    /// When it can't be opened.
+    pub fn append_to(path: &Path) -> Result<Self> {
+        Ok(Self(OpenOptions::new().create(true).append(true).open(path)?))
+    }
+
+    /// Appends a line.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn push(&self, line: &str) -> std::io::Result<()> {
+        (&self.0).write_all(format!("{line}\n").as_bytes())
+    }
+}
+
+/// The lines of a file; none when there is no such file.
+///
+/// # Errors
+/// When it can't be read.
+pub fn lines(path: &Path) -> Result<Vec<String>> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    Ok(BufReader::new(File::open(path)?).lines().collect::<std::io::Result<_>>()?)
+}
+
+/// Where a worker process leaves its traces.
+#[derive(Clone, Debug)]
+pub struct Place(pub PathBuf);
+
+impl Place {
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> PathBuf {
+        self.0.join("store")
+    }
+
+    /// A line for each start of the handler: id, pid, fence.
+    #[must_use]
+    pub fn starts(&self) -> PathBuf {
+        self.0.join("starts.log")
+    }
+
+    /// A line for each settled delivery: its number, its id, pid.
+    #[must_use]
+    pub fn settled(&self) -> PathBuf {
+        self.0.join("settled.log")
+    }
+
+    /// Handler starts in their order.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    pub fn read_starts(&self) -> Result<Vec<Start>> {
+        let start = |line: &String| {
+            let mut words = line.split(' ');
+            Some(Start {
+                id: words.next()?.to_owned(),
+                pid: words.next()?.parse().ok()?,
+                fence: words.next()?.parse().ok()?,
+            })
+        };
+        Ok(lines(&self.starts())?.iter().filter_map(start).collect())
+    }
+
+    /// Settled deliveries: number, and the process that settled it first.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    pub fn read_settled(&self) -> Result<HashMap<usize, u32>> {
+        let mut settled = HashMap::new();
+        for line in lines(&self.settled())? {
+            let mut words = line.split(' ');
+            if let (Some(Ok(number)), Some(Ok(pid))) =
+                (words.next().map(str::parse), words.next().map(str::parse))
+            {
+                settled.entry(number).or_insert(pid);
+            }
+        }
+        Ok(settled)
+    }
+}
+
+/// A start of the handler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The message.
+    pub id: String,
+    /// The process.
+    pub pid: u32,
+    /// The claim's fence.
+    pub fence: u64,
+}
+
+/// Ids that `pid` started.
+#[must_use]
+pub fn started_by(starts: &[Start], pid: u32) -> HashSet<&str> {
+    starts.iter().filter(|start| start.pid == pid).map(|start| start.id.as_str()).collect()
+}
