@@ -148,15 +148,16 @@ impl KafkaConfigBuilder {
     }
 
     /// The bounds of what waits for the worker: 256 messages and 16 MiB by default, 1 to 100,000 messages and
-    /// 1 KiB to 1 GiB. At either bound the broker is held back. A larger single message still passes.
+    /// 1 KiB to 1 GiB. At either bound the broker is held back; what the client has fetched ahead by then still
+    /// comes, up to twice the bytes. A larger single message passes.
     pub const fn queue(mut self, messages: usize, bytes: usize) -> Self {
         self.limits.queue_len = messages;
         self.limits.queue_bytes = bytes;
         self
     }
 
-    /// How long the worker may be at a bound until fetching is paused: 500 ms by default, 0 to 10 s. A pause
-    /// throws away what the client has fetched ahead, so that short ones cost more than they save.
+    /// How long the worker may be at a bound until fetching is paused: 500 ms by default, 0 to 10 s. Until then
+    /// what the client has fetched ahead waits in the client, where a rebalance waits too.
     pub const fn pause_after(mut self, after: Duration) -> Self {
         self.limits.pause_after = after;
         self

@@ -11,6 +11,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 
 use crate::engine::Engine;
+use crate::names;
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -42,8 +43,7 @@ impl Context {
             resume(consumer, &engine, &these);
             engine.end(&these);
         }
-        metrics::counter!("einmal_kafka_rebalances_total", "kind" => if lost { "lost" } else { "revoked" })
-            .increment(1);
+        metrics::counter!(names::REBALANCES, "kind" => if lost { "lost" } else { "revoked" }).increment(1);
     }
 }
 
@@ -108,7 +108,7 @@ impl ConsumerContext for Context {
             let these = names(list);
             tracing::info!(partitions = ?these, "partitions are assigned");
             self.engine().assign(&these);
-            metrics::counter!("einmal_kafka_rebalances_total", "kind" => "assigned").increment(1);
+            metrics::counter!(names::REBALANCES, "kind" => "assigned").increment(1);
         }
     }
 }

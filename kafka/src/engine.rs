@@ -13,6 +13,7 @@ use rdkafka::error::RDKafkaErrorCode as Code;
 use crate::commit::Due;
 use crate::config::Limits;
 use crate::ledger::{Ledger, These};
+use crate::names;
 use crate::offsets::NextOffset;
 use crate::source::{Command, Epoch, Queue, TopicPartition};
 
@@ -26,6 +27,10 @@ const TROUBLE_FOR: Duration = Duration::from_secs(60);
 
 /// How long a partition that is taken away waits for its last commit.
 const LAST_COMMIT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long it pauses after each of its attempts, as long as the group refuses them because it forms anew.
+const LAST_COMMIT_AGAIN: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::ZERO];
 
 const COMMITS: &str = "kafka commits";
 const CLIENT: &str = "kafka client";
@@ -53,6 +58,8 @@ pub(crate) struct Engine {
     client_trouble: Option<(Code, Option<Duration>)>,
     /// The error that the client's callback has just reported: polling returns it once more.
     said: Option<Code>,
+    /// A commit was refused because the group forms anew.
+    refused_meanwhile: bool,
 }
 
 impl Engine {
@@ -76,6 +83,7 @@ impl Engine {
             failing_since: None,
             client_trouble: None,
             said: None,
+            refused_meanwhile: false,
         }
     }
 
@@ -138,7 +146,7 @@ impl Engine {
 
     #[allow(clippy::cast_precision_loss, reason = "a count of partitions")]
     fn gauge(&self) {
-        metrics::gauge!("einmal_kafka_assigned_partitions").set(self.ledger.iter().count() as f64);
+        metrics::gauge!(names::ASSIGNED).set(self.ledger.iter().count() as f64);
     }
 
     /// Has committed what is due now.
@@ -147,19 +155,33 @@ impl Engine {
         self.send(due);
     }
 
-    /// Has committed what is settled of `these`, once, and waits for the answer within a bound.
+    /// Has committed what is settled of `these`, and waits for the answer within a bound.
     pub(crate) fn last_commit(&mut self, these: &These) {
-        let due = self.ledger.last_commit(these, now());
-        self.send(due);
         let until = now().saturating_add(LAST_COMMIT_WITHIN);
         let until = self.close_by.map_or(until, |close_by| close_by.min(until));
-        while self.ledger.is_committing(these) {
-            let left = until.saturating_sub(now());
-            if left.is_zero() {
-                tracing::warn!("the last commit of partitions that are taken away was not answered in time");
+        for pause in LAST_COMMIT_AGAIN {
+            self.refused_meanwhile = false;
+            let due = self.ledger.last_commit(these, now());
+            self.send(due);
+            while self.ledger.is_committing(these) {
+                let left = until.saturating_sub(now());
+                if left.is_zero() {
+                    tracing::warn!(
+                        "the last commit of partitions that are taken away was not answered in time"
+                    );
+                    return;
+                }
+                self.follow(left);
+            }
+            // The group forms anew, and takes commits again as soon as all its members know their partitions.
+            // It waits for this one, so that nothing has been given away yet.
+            if !self.refused_meanwhile {
                 return;
             }
-            self.follow(left);
+            let over = now() + pause;
+            while now() < over {
+                self.follow(over.saturating_sub(now()));
+            }
         }
     }
 
@@ -173,6 +195,7 @@ impl Engine {
     fn committed(&mut self, at: &TopicPartition, epoch: Epoch, next: NextOffset, error: Option<Code>) {
         let lost = error.is_some_and(is_ownership_lost);
         let retry_at = now() + if lost { COMMIT_AGAIN_IF_LOST } else { COMMIT_AGAIN_AFTER };
+        self.refused_meanwhile |= error == Some(Code::RebalanceInProgress);
         let live = self.ledger.committed(at, epoch, next, error.is_none(), retry_at);
         let result = if error.is_none() {
             "ok"
@@ -181,7 +204,7 @@ impl Engine {
         } else {
             "error"
         };
-        metrics::counter!("einmal_kafka_commits_total", "result" => result).increment(1);
+        metrics::counter!(names::COMMITS, "result" => result).increment(1);
         let Some(code) = error else {
             self.failing_since = None;
             return self.client_works();
@@ -200,7 +223,7 @@ impl Engine {
     /// Notes an error of the client that is not fatal.
     pub(crate) fn client_error(&mut self, code: Code, reason: &str) {
         self.said = Some(code);
-        metrics::counter!("einmal_kafka_client_errors_total").increment(1);
+        metrics::counter!(names::CLIENT_ERRORS).increment(1);
         tracing::warn!(%code, reason, "the Kafka client reports an error");
         // Of one broker among many, which the client goes on trying; all of them down is another code.
         if matches!(code, Code::BrokerTransportFailure | Code::Resolve) {

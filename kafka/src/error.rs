@@ -22,7 +22,7 @@ pub enum KafkaErrorKind {
     NotClosed,
 }
 
-/// A consumer's failure. One settled message is never lost by it, and one unsettled message neither.
+/// A consumer's failure. No message is lost by it: what was not settled is delivered again.
 pub struct KafkaError {
     kind: KafkaErrorKind,
     message: String,

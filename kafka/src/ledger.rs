@@ -9,6 +9,7 @@ use einmal::Delivery;
 use einmal::worker::Incoming;
 
 use crate::commit::Due;
+use crate::names;
 use crate::offsets::NextOffset;
 use crate::partition::Partition;
 use crate::source::{Command, Epoch, KafkaAck, Ticket, TopicPartition};
@@ -97,7 +98,7 @@ impl Ledger {
     pub(crate) fn settled(&mut self, ticket: &Ticket) {
         match self.live(&ticket.at, ticket.epoch) {
             Some(partition) => partition.settled(ticket.offset),
-            None => metrics::counter!("einmal_kafka_stale_settles_total").increment(1),
+            None => metrics::counter!(names::STALE_SETTLES).increment(1),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::context::{Context, code};
 use crate::engine::now;
 use crate::error::{KafkaError, KafkaErrorKind};
 use crate::message::detach;
+use crate::names;
 use crate::partition::Partition;
 
 /// The client is polled at least so often.
@@ -23,6 +24,8 @@ const TICK: Duration = Duration::from_millis(100);
 const CHORES_EVERY: Duration = Duration::from_millis(10);
 /// As many messages are taken from the client in a row.
 const BATCH: usize = 256;
+/// The client fetches so many messages of a partition ahead, and one fetch more.
+const FETCHED_AHEAD: usize = 2_000;
 
 pub(crate) struct Poller<'a> {
     consumer: &'a BaseConsumer<Context>,
@@ -94,10 +97,11 @@ impl<'a> Poller<'a> {
             return self.poll_while(|poller| poller.consumer.context().engine().queue.has_room(1));
         }
         // A worker that is only briefly behind is waited for: what the client has fetched ahead stays where
-        // it is. A pause would throw it away.
+        // it is.
         let now = now();
         let since = *self.no_room_since.get_or_insert(now);
         if !self.held && (stopping || now.saturating_sub(since) >= pause_after) {
+            self.take_what_is_fetched()?;
             self.held = true;
             self.pause_and_resume();
         }
@@ -105,6 +109,25 @@ impl<'a> Poller<'a> {
             self.poll_while(|_| true)?;
         }
         Ok(false)
+    }
+
+    /// A pause throws away what the client has fetched ahead, and afterwards it begins with the same partition
+    /// again: the others would never have their turn. So that is taken first; the client's own bounds, and
+    /// twice ours, bound it.
+    fn take_what_is_fetched(&self) -> Result<(), KafkaError> {
+        let most = {
+            let engine = self.consumer.context().engine();
+            if engine.stopping {
+                return Ok(());
+            }
+            engine.limits.queue_len + FETCHED_AHEAD * engine.ledger.iter().count()
+        };
+        let fits = |poller: &Self| {
+            let queue = poller.consumer.context().engine().queue.clone();
+            queue.len() < most && queue.bytes() < 2 * queue.max_bytes()
+        };
+        while fits(self) && self.poll_while(fits)? {}
+        Ok(())
     }
 
     /// Polls until there is nothing, or `go_on` says no. True when there may be more.
@@ -152,7 +175,7 @@ impl<'a> Poller<'a> {
         let mut engine = self.consumer.context().engine();
         // The client can give out a message of a partition that it has just given up. Nobody may work on it.
         let Some(topic) = engine.ledger.topic(message.topic(), message.partition()) else {
-            metrics::counter!("einmal_kafka_unowned_total").increment(1);
+            metrics::counter!(names::UNOWNED).increment(1);
             return Polled::Something;
         };
         // Passed over, and therefore counted as never received: it is not committed past.

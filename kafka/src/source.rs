@@ -135,6 +135,18 @@ impl Queue {
         room
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.lock().deliveries.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    pub(crate) const fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
     /// Takes back what `belongs` says belongs to a lost partition.
     pub(crate) fn take_back(&self, belongs: impl Fn(&Position) -> bool) {
         let mut waiting = self.lock();

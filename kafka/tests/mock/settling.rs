@@ -14,6 +14,7 @@ async fn only_what_is_settled_is_committed() {
     tokio::join!(
         scenario_10_nothing_settled_nothing_committed(&cluster),
         scenario_11_a_stalled_message_holds_the_offset(&cluster),
+        scenario_16_what_runs_when_the_partition_goes_may_end_and_is_committed(&cluster),
         scenario_17_settles_pending_at_the_stop(&cluster),
         one_settled_of_twenty_one_then_dropped(&cluster),
         given_back_it_is_offered_again_in_order(&cluster),
@@ -54,6 +55,24 @@ async fn scenario_11_a_stalled_message_holds_the_offset(cluster: &Cluster) {
     }
     member.close().await;
     assert_eq!(cluster.committed("g11", 1).get(&0), Some(&21));
+}
+
+async fn scenario_16_what_runs_when_the_partition_goes_may_end_and_is_committed(cluster: &Cluster) {
+    let mut member = cluster.start(cluster.config("g16"));
+    let mut taken = member.take(21).await;
+    taken.drain(..5).for_each(|incoming| incoming.ack.settle());
+    drop(member.source);
+    let span = taken[0].assignment.clone();
+    let end_what_runs = async {
+        span.closing.cancelled().await;
+        assert!(!span.lost.is_cancelled(), "it may end");
+        taken.drain(..5).for_each(|incoming| incoming.ack.settle());
+        drop(taken);
+    };
+    let (closed, ()) = tokio::join!(member.consumer.close(), end_what_runs);
+    closed.unwrap();
+    assert!(span.lost.is_cancelled(), "and then it is gone");
+    assert_eq!(cluster.committed("g16", 1).get(&0), Some(&10));
 }
 
 async fn scenario_17_settles_pending_at_the_stop(cluster: &Cluster) {

@@ -31,7 +31,8 @@ impl Cluster {
             .try_init();
         let mock = MockCluster::new(1).unwrap();
         mock.create_topic(TOPIC, partitions, 1).unwrap();
-        let producer = client(&mock.bootstrap_servers()).create().unwrap();
+        // Fetches come in whole batches.
+        let producer = client(&mock.bootstrap_servers()).set("batch.num.messages", "10").create().unwrap();
         Self { mock, producer }
     }
 
@@ -51,6 +52,7 @@ impl Cluster {
 
     pub(crate) fn config(&self, group: &str) -> KafkaConfigBuilder {
         let mut client = self.client();
+        client.set("queued.min.messages", "20").set("fetch.message.max.bytes", "500");
         client.set("group.id", group).set("session.timeout.ms", "4000").set("heartbeat.interval.ms", "500");
         KafkaConfig::builder(client).topics([TOPIC]).drain(Duration::from_secs(3))
     }
