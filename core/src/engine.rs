@@ -229,6 +229,8 @@ impl Engine {
         let answer = tokio::select! {
             biased;
             answer = tx.commit(&lease.claim, result) => answer,
+            // Longer than other calls may: it can hold much. Dropped, it is as good as failed.
+            () = async { self.clock.sleep(self.policy.rules().lease).await } => Err(no_answer(self.policy.rules().lease)),
             () = lease.lost.cancelled() => return Err(Unsettled::OutcomeUnknown(None)),
         };
         match answer {

@@ -91,20 +91,27 @@ impl<S: DedupStore, H: Run> Idempotent<S, H> {
     /// Dropping the future stops the handler; its key can be claimed again when the lease has ended, and
     /// the next attempt is told that one was interrupted. Cancelling `cancel` is the better way.
     pub async fn process(&self, delivery: &Delivery, cancel: &CancellationToken) -> Disposition {
-        self.engine.process(&*self.handler, delivery, Token::random(), &Stop::from(cancel), || ()).await
+        self.engine.process(&*self.handler, delivery, Token::random(), &Stop::from(cancel), |_| ()).await
     }
 }
 
+/// How far the processing of a message has come.
+pub(crate) enum Reached {
+    /// The claim is held.
+    Claimed,
+    /// The handler has returned, and its outcome is on its way to the disk.
+    Ran,
+}
+
 impl Engine {
-    /// `token` names the claim: the same as before when the store's last answer was an error. `ran` is called
-    /// when the handler has returned and its outcome is on its way to the disk.
+    /// `token` names the claim: the same as before when the store's last answer was an error.
     pub(crate) async fn process(
         &self,
         handler: &dyn Run,
         delivery: &Delivery,
         token: Token,
         stop: &Stop,
-        ran: impl FnOnce(),
+        mut reached: impl FnMut(Reached),
     ) -> Disposition {
         // 1. Which operation is it?
         let key = match self.identify(delivery) {
@@ -116,9 +123,10 @@ impl Engine {
             Claimed::Run(lease, start) => (lease, start),
             Claimed::Decided(disposition) => return disposition,
         };
+        reached(Reached::Claimed);
         // 3. Run the handler.
         let mut ended = self.attempt(handler, &lease, delivery, start, stop).await;
-        ran();
+        reached(Reached::Ran);
         // 4. Store what came of it, durably. 5. The caller settles.
         loop {
             match self.store_outcome(lease, ended, delivery).await {

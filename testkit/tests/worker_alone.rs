@@ -54,7 +54,7 @@ async fn scenario_36_a_key_interrupted_twice_runs_alone_in_its_process() {
         running.hand.push(delivery_from(0, 0, "neighbour"));
         journal.wait_len(1).await;
         running.hand.push(delivery_from(1, 0, "poison"));
-        running.hand.wait_taken(2).await;
+        within(running.hand.wait_taken(2)).await;
         settle_down().await;
         assert_eq!(journal.count("run poison"), 0, "another still runs: {lanes:?}");
         doors.open("neighbour");
@@ -62,7 +62,7 @@ async fn scenario_36_a_key_interrupted_twice_runs_alone_in_its_process() {
         for partition in 2..6 {
             running.hand.push(delivery_from(partition, 0, &format!("late {partition}")));
         }
-        running.hand.wait_taken(6).await;
+        within(running.hand.wait_taken(6)).await;
         pass(&clock, 2 * LEASE).await;
         assert_eq!(journal.lines(), ["run neighbour", "end neighbour", "run poison"], "alone: {lanes:?}");
         doors.open("poison");
@@ -91,7 +91,7 @@ async fn scenario_36_each_death_of_one_that_runs_alone_counts_and_its_neighbours
             for partition in 1..6 {
                 running.hand.push(delivery_from(partition, 0, &format!("neighbour {partition}")));
             }
-            running.hand.wait_taken(6).await;
+            within(running.hand.wait_taken(6)).await;
             settle_down().await;
             running.kill().await;
             clock.advance(LEASE);
@@ -133,7 +133,7 @@ async fn waiting_to_run_alone_heeds_a_stop() {
         running.hand.push(delivery_from(0, 0, "neighbour"));
         journal.wait_len(1).await;
         let waits = running.hand.push(delivery_from(1, 0, "poison"));
-        running.hand.wait_taken(2).await;
+        within(running.hand.wait_taken(2)).await;
         settle_down().await;
         running.hand.lose();
         assert_eq!(drive(&clock, waits.wait()).await, Fate::Dropped, "{lanes:?}");

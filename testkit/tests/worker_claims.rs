@@ -164,7 +164,7 @@ async fn an_outcome_whose_answer_is_lost_while_its_lease_is_renewed_is_no_lost_l
     store.faults().at(Method::SettleMany, 1, Fault::ReplyLost);
     let first = running.hand.push(delivery(0, "a"));
     journal.wait_count("end a", 1).await;
-    store.faults().wait_hanging(1).await;
+    within(store.faults().wait_hanging(1)).await;
     let second = running.hand.push(delivery(1, "b"));
     assert_eq!(drive(&clock, first.wait()).await, Fate::Settled);
     doors.open("b");
@@ -307,13 +307,8 @@ async fn a_handler_that_fails_because_its_lease_was_lost_is_not_charged() {
     let handle = running.hand.push(delivery(0, "a"));
     journal.wait_len(1).await;
     // Only the renewals up to the margin fail: a charge could be stored again.
-    let lost = async {
-        while store.faults().calls(Method::SettleMany) < 9 {
-            tokio::task::yield_now().await
-        }
-    };
     (1..=9).for_each(|nth| store.faults().at(Method::SettleMany, nth, Fault::ErrorBefore));
-    drive(&clock, lost).await;
+    drive(&clock, until(|| store.faults().calls(Method::SettleMany) >= 9)).await;
     assert_eq!(drive(&clock, handle.wait()).await, Fate::Settled);
     let record = store.inner().get(&key("a")).await.unwrap().unwrap();
     assert_eq!(record.counters.failures, 0);

@@ -48,9 +48,7 @@ async fn scenario_36b_killed_around_the_publish_the_letter_arrives_under_one_id_
         }
         let mut first = start(store.clone(), strict(&journal), settings(&clock, &letters), config(lanes));
         let handle = first.hand.push(delivery(7, "bad"));
-        while letters.tried() == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| letters.tried() > 0).await;
         settle_down().await;
         assert_eq!(handle.fate(), Fate::Pending, "not settled before it is recorded: {death}");
         first.kill().await;
@@ -86,9 +84,7 @@ async fn a_dead_letter_that_is_not_confirmed_is_never_settled() {
         let handle = running.hand.push(delivery(0, "bad"));
         let no_id = running.hand.push(Delivery::new(Position::in_log("topic", 1, 0), None));
         let tried = async {
-            while letters.tried() < 4 {
-                tokio::task::yield_now().await;
-            }
+            until(|| letters.tried() >= 4).await;
         };
         drive(&clock, tried).await;
         assert_eq!((handle.fate(), no_id.fate()), (Fate::Pending, Fate::Pending));

@@ -68,6 +68,30 @@ async fn scenario_10_while_the_store_is_down_nothing_is_settled_and_intake_pause
     }
 }
 
+/// Once the store has answered, intake goes on: also while the handler that waited for it takes long.
+#[tokio::test]
+async fn intake_goes_on_when_the_store_is_back_though_a_handler_takes_long() {
+    for lanes in [Lanes::Partition, Lanes::None] {
+        let (clock, journal, doors) = (ManualClock::new(), Journal::default(), Doors::default());
+        let store = store(&clock);
+        doors.close("long");
+        let handler = gated(&journal, &doors);
+        let mut running = start(store.clone(), handler, settings(&clock, &Letters::default()), config(lanes));
+        store.faults().down(true);
+        running.hand.push(delivery_from(0, 0, "long"));
+        pass(&clock, 2 * SECOND).await;
+        store.faults().down(false);
+        drive(&clock, journal.wait_count("run long", 1)).await;
+        assert!(running.worker.health().read().ready, "{lanes:?}");
+        for partition in 1..4 {
+            let handle = running.hand.push(delivery_from(partition, 0, &format!("next {partition}")));
+            assert_eq!(drive(&clock, handle.wait()).await, Fate::Settled, "{lanes:?}");
+        }
+        doors.open("long");
+        assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 4]);
+    }
+}
+
 /// Troubles are over when what they held up is gone, also if nothing else arrives.
 #[tokio::test]
 async fn health_is_clear_when_what_was_held_up_has_been_revoked() {
@@ -183,9 +207,7 @@ async fn scenario_34_whatever_fails_a_message_ends_recorded_or_unsettled() {
         push_all(&mut running);
         let progress = random.random_range(1..30);
         let some_are_settled = async {
-            while running.hand.settled().len() < progress.min(24) {
-                tokio::task::yield_now().await;
-            }
+            until(|| running.hand.settled().len() >= progress.min(24)).await;
         };
         drive(&clock, some_are_settled).await;
         running.shutdown.cancel();

@@ -167,9 +167,9 @@ async fn nothing_is_lost_when_a_message_arrives_while_a_lane_is_put_back() {
     // The claim is given back, which takes its time.
     store.faults().at(Method::SettleMany, 1, Fault::HangBefore);
     let first = running.hand.push(delivery(0, "a"));
-    store.faults().wait_hanging(1).await;
+    within(store.faults().wait_hanging(1)).await;
     let second = running.hand.push(delivery(1, "b"));
-    running.hand.wait_taken(2).await;
+    within(running.hand.wait_taken(2)).await;
     settle_down().await;
     assert_eq!(first.fate(), Fate::Pending, "its worker is alive: it is not given up");
     assert_eq!(drive(&bench.clock, first.wait()).await, Fate::Settled);
@@ -185,9 +185,7 @@ async fn an_owed_dead_letter_is_recorded_after_what_came_before_it() {
     let rejecting = |_: Context| async { Err::<(), _>(Failure::reject("no")) };
     let mut first = start(Arc::clone(&store), rejecting, bench.settings(), config(Lanes::Partition));
     first.hand.push(delivery(1, "owed"));
-    while bench.letters.tried() == 0 {
-        settle_down().await;
-    }
+    until(|| bench.letters.tried() > 0).await;
     settle_down().await;
     first.kill().await;
 
@@ -277,7 +275,7 @@ async fn no_more_effects_than_the_pipeline_is_deep_are_not_durable() {
     for offset in 0..10 {
         running.hand.push(delivery(offset, &offset.to_string()));
     }
-    store.faults().wait_hanging(1).await;
+    within(store.faults().wait_hanging(1)).await;
     settle_down().await;
     let ended = bench.journal.lines().iter().filter(|line| line.starts_with("end")).count();
     assert!(ended <= 3, "{ended} effects are not durable");

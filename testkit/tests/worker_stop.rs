@@ -26,7 +26,7 @@ async fn scenario_17_a_worker_told_to_stop_drains_and_its_work_is_not_run_again(
             running.hand.push(delivery_from(partition.min(2), partition.into(), id));
         }
         journal.wait_count("run b", 1).await;
-        running.hand.wait_taken(4).await;
+        within(running.hand.wait_taken(4)).await;
         running.shutdown.cancel();
         settle_down().await;
         assert_eq!(journal.count("run c") + journal.count("run d"), 0, "nothing more is started");
@@ -99,7 +99,7 @@ async fn scenario_16_a_closing_assignment_starts_nothing_and_settles_what_runs()
         let runs = running.hand.push(delivery(0, "a"));
         journal.wait_count("run a", 1).await;
         let waits = running.hand.push(delivery(1, "b"));
-        running.hand.wait_taken(2).await;
+        within(running.hand.wait_taken(2)).await;
         running.hand.close();
         settle_down().await;
         doors.open("a");
@@ -129,7 +129,7 @@ async fn scenario_14_nothing_is_settled_once_the_assignment_is_lost() {
         // The handler of a is done, and its outcome on its way; the handler of b runs.
         store.faults().at(Method::SettleMany, 1, Fault::HangBefore);
         let done = running.hand.push(delivery(0, "a"));
-        store.faults().wait_hanging(1).await;
+        within(store.faults().wait_hanging(1)).await;
         let runs = running.hand.push(delivery_from(1, 0, "b"));
         journal.wait_count("run b", 1).await;
         running.hand.lose();

@@ -173,6 +173,9 @@ impl<A: Ack> Lane<A> {
                 // A late call of this claim must not meet the next one under its token.
                 item.token = Token::random();
             }
+            if matches!(answer, Ok(ClaimAnswer::Acquired(_))) {
+                self.patience.answered(&self.shared);
+            }
             let start = first.take().map_or(Start::NotYet, Start::WithClaim);
             nexts.push_back(match answer {
                 Ok(ClaimAnswer::Acquired(claim)) => {

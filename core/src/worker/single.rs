@@ -7,6 +7,7 @@ use super::item::Item;
 use super::source::Ack;
 use super::wait::{Again, Patience};
 use crate::claim::Token;
+use crate::idempotent::Reached;
 use crate::settle::Disposition;
 
 /// Processes `item` until it is settled, or must be left to another delivery.
@@ -20,13 +21,17 @@ pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, mut item: Item<A>) {
             slot = Arc::clone(&shared.slots).acquire_owned() => slot,
         };
         let engine = &shared.engine;
-        let mut claimed = false;
-        // The slot is for running: it is free again while the outcome is on its way to the disk.
-        let ran = || {
-            claimed = true;
-            drop(slot);
+        let (mut claimed, mut slot) = (false, Some(slot));
+        let reached = |reached| match reached {
+            Reached::Claimed => {
+                claimed = true;
+                patience.answered(&shared);
+            }
+            // The slot is for running: it is free again while the outcome is on its way to the disk.
+            Reached::Ran => drop(slot.take()),
         };
-        let disposition = engine.process(&*shared.handler, &item.delivery, item.token, &no_more, ran).await;
+        let disposition =
+            engine.process(&*shared.handler, &item.delivery, item.token, &no_more, reached).await;
         if claimed {
             // A late call of that claim must not meet the next one under its token.
             item.token = Token::random();

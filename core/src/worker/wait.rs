@@ -42,6 +42,13 @@ impl Patience {
         ceiling.mul_f64(rand::rng().random_range(0.5..1.0))
     }
 
+    /// The store has answered: it holds nothing up any more, however long the handler takes.
+    pub(crate) fn answered(&mut self, shared: &Shared) {
+        if self.held_up.take().is_some() {
+            shared.look_for_recovery();
+        }
+    }
+
     /// Waits until asking again makes sense.
     pub(crate) async fn later<A: Ack>(
         &mut self,
@@ -50,8 +57,7 @@ impl Patience {
         why: Later,
         retry_after: Duration,
     ) -> Again {
-        self.held_up = None;
-        shared.look_for_recovery();
+        self.answered(shared);
         item.token = Token::random();
         let _waiting = shared.budget.waiting();
         if why != Later::InProgress {

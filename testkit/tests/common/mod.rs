@@ -131,6 +131,16 @@ pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(120), future).await.expect("the test hangs")
 }
 
+/// Waits for a condition, without time passing.
+pub async fn until(mut condition: impl FnMut() -> bool) {
+    within(async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
 /// Lets everything happen that happens by itself, without time passing.
 pub async fn settle_down() {
     for _ in 0..200 {

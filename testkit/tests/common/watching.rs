@@ -79,8 +79,8 @@ impl<S: DedupStore> DedupStore for Watching<S> {
         let answers = match self.take_spoilt(&requests) {
             None => self.inner.settle_many(requests).await,
             Some((at, how)) => {
-                let count = requests.len();
                 let applied = if matches!(how, Spoil::UnknownApplied) { at + 1 } else { at };
+                let behind = requests.iter().skip(at + 1).cloned().collect::<Vec<_>>();
                 let mut answers = self.inner.settle_many(requests.into_iter().take(applied).collect()).await;
                 answers.truncate(at);
                 answers.push(match how {
@@ -89,7 +89,11 @@ impl<S: DedupStore> DedupStore for Watching<S> {
                     }
                     Spoil::Refused(refusal) => Ok(SettleAnswer::Refused(refusal)),
                 });
-                answers.resize_with(count, || Ok(SettleAnswer::Refused(Refusal::Behind)));
+                if behind.iter().any(|request| request.group.is_none()) {
+                    answers.extend(self.inner.settle_many(behind).await);
+                } else {
+                    answers.extend(behind.iter().map(|_| Ok(SettleAnswer::Refused(Refusal::Behind))));
+                }
                 answers
             }
         };
