@@ -135,7 +135,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long an outcome answers repeats. 1 s to 10 years, default 24 h. Take more than your broker or
+    /// How long an outcome answers repeats. From the lease to 10 years, default 24 h. Take more than your broker or
     /// its operators can redeliver: after it a repeat is a new operation.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.0.rules.retention = retention;
@@ -195,7 +195,7 @@ impl PolicyBuilder {
     pub fn build(self) -> Result<Policy, InvalidSetting> {
         let Policy { rules, max_run, backoff, max_wait, pipeline, .. } = &self.0;
         within("lease", &rules.lease, SECOND..=12 * HOUR)?;
-        within("retention", &rules.retention, SECOND..=10 * YEAR)?;
+        within("retention", &rules.retention, rules.lease..=10 * YEAR)?;
         within("max_failures", &rules.max_failures, 1..=1000)?;
         within("max_crashes", &rules.max_crashes, 1..=1000)?;
         within("max_run", max_run, Duration::from_millis(1)..=12 * HOUR)?;

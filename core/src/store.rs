@@ -99,34 +99,37 @@ pub struct Purged {
 /// # Contract
 ///
 /// - A record MUST change as [`claim::state`](crate::claim::state) says, and look-up, decision and write
-///   MUST be one critical section for a key [`claim_is_atomic`].
+///   MUST be one critical section for a key \[`claim_is_atomic`\].
 /// - An answer MUST NOT be given before what it says is as durable as the store gets; what a reader sees as
-///   completed MUST be durable, and until then the key answers `InProgress` [`answers_after_the_sync`].
+///   completed MUST be durable, and until then the key answers `InProgress` and can't be taken over
+///   \[`answers_after_the_sync`, `completion_is_not_seen_before_its_sync`\].
 /// - An error MUST mean "not known": the call may have been applied. The same call sent again with the same
-///   token MUST give the answer of the first [`same_claim_again`, `same_settle_again`].
-/// - A batch MUST be answered with one answer an item, in the items' order [`batch_answers_in_order`]. An
-///   error of one item MUST NOT touch the others, except those of its group.
+///   token MUST give the answer of the first \[`same_claim_again`, `same_settle_again`\].
+/// - A batch MUST be answered with one answer an item, in the items' order \[`batch_answers_in_order`\]. An
+///   error of one item MUST NOT touch the others, except those of its group
+///   \[`undecodable_record_fails_alone`\].
 /// - Items of a batch that name the same [group](ClaimRequest::group) MUST be handled in their order, and
 ///   after the first that is not acquired (`InProgress`, `NotYet`, a dead letter's claim, an error; outcomes
 ///   and conflicts are decided and don't count) or not applied, the rest MUST be answered `Behind` and not
-///   be looked at [`group_stops_claims`, `group_stops_settles`].
-/// - The same key twice in a batch MUST be handled as two calls in that order [`same_key_twice_in_a_batch`].
+///   be looked at \[`group_stops_claims`, `group_stops_settles`\].
+/// - The same key twice in a batch MUST be handled as two calls in that order \[`same_key_twice_in_a_batch`\].
 /// - The outcomes of a group MUST become durable as a prefix: never the later without the earlier
-///   [`group_is_durable_as_a_prefix`].
-/// - Fences MUST grow for a key, across restarts, forgetting, expiry and forced re-runs [`fence_grows`,
-///   `fence_grows_after_forget`, `fence_grows_after_expiry`].
+///   \[`group_is_durable_as_a_prefix`\].
+/// - Fences MUST grow for a key, across restarts, forgetting, expiry and forced re-runs \[`fence_grows`,
+///   `fence_grows_after_a_restart`, `fence_grows_after_forget`, `fence_grows_after_expiry`,
+///   `fence_grows_after_force`\].
 /// - An expired record MUST count as absent from the moment on, whether or not it has been purged
-///   [`expired_is_absent_at_once`], and a live claim MUST NOT expire [`live_claim_never_expires`].
+///   \[`expired_is_absent_at_once`\], and a live claim MUST NOT expire \[`live_claim_never_expires`\].
 /// - At a bound the store MUST refuse new keys with [`Full`](crate::StoreErrorKind::Full), naming the bound,
 ///   MUST go on serving the keys that it has, and MUST NOT evict a record that has not expired
-///   [`full_refuses_only_new_keys`]; a full scope MUST refuse only its own new keys
-///   [`full_scope_refuses_only_its_own`].
-/// - No scope MUST ever see a record of another [`scopes_are_apart`].
+///   \[`full_refuses_only_new_keys`\]; a full scope MUST refuse only its own new keys
+///   \[`full_scope_refuses_only_its_own`\].
+/// - No scope MUST ever see a record of another \[`scopes_are_apart`\].
 ///
 /// # Cancel safety
 ///
 /// Dropping the future of any method leaves it open whether the call was applied, as an error does; it MUST
-/// NOT leave a key that can't be claimed once the lease has ended.
+/// NOT leave a key that can't be claimed once the lease has ended \[`dropped_call_leaves_no_stuck_key`\].
 ///
 /// # Wrappers
 ///

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use einmal::claim::{Claim, ClaimAnswer, ClaimRequest, Rules, SettleAnswer, Stage, Token};
+use einmal::claim::{
+    Claim, ClaimAnswer, ClaimRequest, Rules, SettleAnswer, SettleRequest, Stage, Token, Verb,
+};
 use einmal::{
     DedupKey, DedupStore, DedupStoreExt, FailReason, MessageId, Scope, SledConfig, SledStore,
     TransactionalStore, TxAnswer,
@@ -15,6 +17,7 @@ use einmal::{
 
 const ROLE: &str = "EINMAL_TEST_ROLE";
 const PATH: &str = "EINMAL_TEST_PATH";
+const GROUP: u32 = 20;
 
 fn key(id: impl ToString) -> DedupKey {
     DedupKey::new(Scope::new("orders").unwrap(), MessageId::new(id.to_string()).unwrap())
@@ -120,6 +123,24 @@ async fn the_child() {
             })
             .await;
         }
+        "complete groups" => {
+            forever(move |id| {
+                let store = store.clone();
+                async move {
+                    let grouped = |at| ClaimRequest { group: Some(1), ..request(key(format!("{id}-{at}"))) };
+                    let claims = store.claim_many((0..GROUP).map(grouped).collect()).await;
+                    let complete = |answer| match answer {
+                        Ok(ClaimAnswer::Acquired(claim)) => {
+                            SettleRequest { claim, verb: Verb::Complete { result: None }, group: Some(1) }
+                        }
+                        other => panic!("{other:?}"),
+                    };
+                    let answers = store.settle_many(claims.into_iter().map(complete).collect()).await;
+                    assert!(answers.iter().all(|answer| matches!(answer, Ok(SettleAnswer::Applied(_)))));
+                }
+            })
+            .await;
+        }
         other => panic!("{other}"),
     }
 }
@@ -185,6 +206,34 @@ async fn effect_and_outcome_survive_a_kill_together_or_not_at_all() {
         }
         for id in &all {
             assert!(by_id.get(id.as_bytes()).unwrap().is_some(), "an outcome without effect: {id}");
+        }
+        store.close().await.unwrap();
+    }
+}
+
+/// Rule 9: the outcomes of an ordered lane are durable as a prefix.
+#[tokio::test]
+async fn a_group_is_durable_as_a_prefix_across_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let groups = run_and_kill("complete groups", dir.path(), 100);
+        let store = open(dir.path()).await;
+        // Those that were answered, and those that were on their way.
+        let run = groups[0].split('-').next().unwrap().to_owned();
+        let last = |task: u32| {
+            let of_task = groups.iter().filter_map(|id| id.strip_prefix(&format!("{run}-{task}-")));
+            of_task.map(|number| number.parse().unwrap()).max().map_or(0, |last: u64| last + 1)
+        };
+        let on_their_way: Vec<_> = (0..16).map(|task| format!("{run}-{task}-{}", last(task))).collect();
+        for id in &groups {
+            assert!(is_completed(&store, &format!("{id}-{}", GROUP - 1)).await, "{id} was answered");
+        }
+        for id in groups.iter().chain(&on_their_way) {
+            let mut durable = Vec::new();
+            for at in 0..GROUP {
+                durable.push(is_completed(&store, &format!("{id}-{at}")).await);
+            }
+            assert!(durable.is_sorted_by(|a, b| a >= b), "{id} has a gap: {durable:?}");
         }
         store.close().await.unwrap();
     }

@@ -1,10 +1,11 @@
 //! Each fault of the faulty store does what it says, and is counted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::time::Duration;
 
 use einmal::claim::{Claim, ClaimAnswer, ClaimRequest, Rules, SettleAnswer, Standing, Token};
 use einmal::{DedupKey, DedupStore, DedupStoreExt, MemoryStore, MessageId, Scope, StoreErrorKind};
-use einmal_testkit::{Fault, FaultyStore, Method};
+use einmal_testkit::{Duplicator, Fault, FaultyStore, Method};
 
 fn request(id: &str) -> ClaimRequest {
     let seconds = Duration::from_secs;
@@ -136,4 +137,39 @@ async fn clear_takes_everything_back() {
     faults.clear();
     acquire(&store, "m").await;
     assert_eq!(faults.total(), 0);
+}
+
+/// Scenario 34, as far as a store can show it: over a store that fails before, during and after its calls, a
+/// caller that sends the same call again until it is answered runs each message of a redelivered stream once.
+#[tokio::test]
+async fn same_calls_again_run_each_message_once() {
+    for seed in 0..20 {
+        let store = FaultyStore::new(MemoryStore::default());
+        store.faults().seeded(seed, 0.3, &Fault::ERRORS);
+        let messages = Duplicator::new(seed).adjacent(0.3).far(0.3, 20).repeated(0.05, 4);
+        let messages = messages.apply((0..50).map(|n| n.to_string()), Clone::clone);
+        assert!(messages.repeats() > 0);
+        let mut ran = Vec::new();
+        for id in &messages.stream {
+            let request = request(id);
+            let answer = loop {
+                if let Ok(answer) = store.claim(request.clone()).await {
+                    break answer;
+                }
+            };
+            let claim = match answer {
+                ClaimAnswer::Acquired(claim) => claim,
+                ClaimAnswer::Completed(_) => continue,
+                other => panic!("{other:?}"),
+            };
+            ran.push(id.clone());
+            let answer = loop {
+                if let Ok(answer) = store.complete(&claim, None).await {
+                    break answer;
+                }
+            };
+            assert_eq!(answer, SettleAnswer::Applied(Standing::Completed));
+        }
+        assert_eq!(ran, messages.distinct, "seed {seed}");
+    }
 }

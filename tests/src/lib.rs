@@ -2,4 +2,5 @@
 
 pub mod log_broker;
 pub mod points;
+pub mod trial;
 pub mod witness;

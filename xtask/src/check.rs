@@ -47,32 +47,13 @@ fn format(root: &Path) -> Result<()> {
 
 /// Without sled nothing in core may be left unused, so lints and not the build alone.
 fn core_alone(root: &Path) -> Result<()> {
-    run_command(cargo(root).args([
-        "clippy",
-        "-p",
-        "einmal",
-        "--no-default-features",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    run_command(cargo(root).args(["clippy", "-p", "einmal", "--no-default-features", "--", "-D", "warnings"]))
 }
 
 fn lints(root: &Path) -> Result<()> {
-    run_command(cargo(root).args([
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    run_command(cargo(root).args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
 fn docs(root: &Path) -> Result<()> {
-    run_command(cargo(root).env("RUSTDOCFLAGS", "-D warnings").args([
-        "doc",
-        "--no-deps",
-        "--workspace",
-    ]))
+    run_command(cargo(root).env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--no-deps", "--workspace"]))
 }

@@ -19,9 +19,7 @@ pub(crate) fn cargo(root: &Path) -> Command {
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = show(command);
     eprintln!("    {line}");
-    let status = command
-        .status()
-        .with_context(|| format!("could not start `{line}`"))?;
+    let status = command.status().with_context(|| format!("could not start `{line}`"))?;
     if !status.success() {
         bail!("`{line}` failed: {status}");
     }
@@ -31,10 +29,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Runs it and hands back what it wrote to standard output.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let line = show(command);
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("could not start `{line}`"))?;
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start `{line}`"))?;
     if !output.status.success() {
         bail!("`{line}` failed: {}", output.status);
     }

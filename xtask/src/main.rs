@@ -42,9 +42,7 @@ fn main() -> ExitCode {
 
 fn run(task: &Task) -> Result<()> {
     // The folder of xtask is one below the root, wherever it was called from.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .context("xtask has no parent folder")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
     match task {
         Task::Test(args) => test::run(root, args),
         Task::Check => check::run(root),

@@ -89,12 +89,8 @@ fn read_skips(file: &Path) -> Result<Vec<String>> {
 
 /// Sorted, because tests run in any order.
 fn parse_skips(text: &str) -> Vec<String> {
-    let mut lines: Vec<_> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(str::to_owned)
-        .collect();
+    let mut lines: Vec<_> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
     lines.sort();
     lines.dedup();
     lines
@@ -153,24 +149,12 @@ mod tests {
 
     #[test]
     fn filters_go_to_the_test_binaries() {
-        let args = Args {
-            release: true,
-            filter: vec!["one".to_owned(), "--nocapture".to_owned()],
-        };
+        let args = Args { release: true, filter: vec!["one".to_owned(), "--nocapture".to_owned()] };
         let command = cargo_test(Path::new("/"), &args, "--doc");
         let words: Vec<_> = command.get_args().collect();
         assert_eq!(
             words,
-            [
-                "test",
-                "--workspace",
-                "--doc",
-                "--no-fail-fast",
-                "--release",
-                "--",
-                "one",
-                "--nocapture"
-            ]
+            ["test", "--workspace", "--doc", "--no-fail-fast", "--release", "--", "one", "--nocapture"]
         );
     }
 }

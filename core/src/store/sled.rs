@@ -1,9 +1,8 @@
 //! The embedded store: durable, one process, no server.
 //!
-//! It is in the file where a reader starts; the parts, in reading order:
-//! `record` (what is on the disk), `table` (what is in memory), `shared` (what happens to one key, under its
-//! lock), `writer` (the one thread that writes), `journal` (which handlers ran when the process died),
-//! `purge`, `tx` and `view` (the inbox), `open`, `disk`, `config`.
+//! The parts, in reading order: `record` (what is on the disk), `table` (what is in memory), `shared` (what
+//! happens to one key, under its lock), `writer` (the one thread that writes), `journal` (which handlers ran
+//! when the process died), `purge`, `tx` and `view` (the inbox), `open`, `disk`, `config`.
 //!
 //! The rule that shapes it: sled's `insert` is not durable, and its `flush` is not a sync. So nobody hears of
 //! an outcome, and no reader sees it, before the file is synced; until then the key is kept in memory and
@@ -33,7 +32,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use self::purge::Plan;
 use self::shared::{Shared, Step, Write, closed};
-use self::writer::{Job, QUEUE, Verdict, Writer};
+use self::writer::{Job, MAX_WRITES, QUEUE, Verdict, Writer};
 use super::{Capabilities, DedupStore, Groups, Purged, Stats};
 use crate::claim::{
     ClaimAnswer, ClaimRequest, ForceAnswer, ForgetAnswer, Record, Refusal, SettleAnswer, SettleRequest, Verb,
@@ -44,6 +43,9 @@ use crate::id::DedupKey;
 pub use config::{Durability, SledConfig, SledConfigBuilder, WritePoint};
 pub use tx::SledTx;
 pub use view::SledView;
+
+/// The most records that one purge takes away, whatever it was asked: they are one batch.
+const MAX_PURGE: usize = 4096;
 
 /// How many expired records a claim that meets a full store takes away before it is refused.
 const MAKE_ROOM: usize = 64;
@@ -96,7 +98,9 @@ impl SledStore {
     /// # Errors
     /// [`Locked`](StoreErrorKind::Locked) when the directory has been open elsewhere for two seconds;
     /// [`Corrupt`](StoreErrorKind::Corrupt) when what is there is damaged or not a store of Einmal's;
-    /// [`Unavailable`](StoreErrorKind::Unavailable) when the disk failed. Nothing is deleted.
+    /// [`Unavailable`](StoreErrorKind::Unavailable) when the disk failed. Einmal deletes nothing, and never
+    /// opens what is damaged as if it were empty; sled itself, when it meets a log that it can't read to the
+    /// end, cuts off what comes after: copy the directory before you try to save it.
     pub async fn open(config: SledConfig) -> Result<Self, StoreError> {
         let path = config.path.clone();
         let (sender, opened) = oneshot::channel();
@@ -284,6 +288,7 @@ impl Handle {
         // These two are of the memory, and must not wait behind the disk: a lease depends on them.
         let writes = !matches!(request.verb, Verb::Started | Verb::Renew);
         loop {
+            sent.extend(drafted.take_if(|drafted| drafted.writes.len() >= MAX_WRITES).map(Drafted::send));
             if writes && drafted.is_none() {
                 let permit = self.permit().await?;
                 *drafted = Some(Drafted { permit, writes: Vec::new(), items: Vec::new() });
@@ -310,7 +315,7 @@ impl Handle {
         let _only = self.purging.lock().await;
         let permit = self.permit().await?;
         self.shared.check()?;
-        let mut plan = Plan::make(&self.shared, limit, self.shared.time.now());
+        let mut plan = Plan::make(&self.shared, limit.min(MAX_PURGE), self.shared.time.now());
         let purged = Purged { removed: plan.writes.len() as u64, more: plan.more };
         let failed = plan.failed.take();
         if !plan.is_empty() {

@@ -15,11 +15,7 @@ pub(super) fn run(root: &Path) -> Result<()> {
 
     // The advisories are a git repository of their own, which not every network reaches.
     // To fetch first tells "no database" from "an advisory applies".
-    let fetched = run_command(
-        cargo(root)
-            .env("GIT_TERMINAL_PROMPT", "0")
-            .args(["deny", "fetch", "db"]),
-    );
+    let fetched = run_command(cargo(root).env("GIT_TERMINAL_PROMPT", "0").args(["deny", "fetch", "db"]));
     if let Err(error) = fetched {
         eprintln!("warning: {error:#}");
         eprintln!("warning: ADVISORIES WERE NOT CHECKED: the database cannot be had from here");

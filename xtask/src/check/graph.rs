@@ -93,17 +93,11 @@ pub(super) fn run(root: &Path) -> Result<()> {
 
 /// Lines read `name v1.2.3`, with more behind it for a path, a macro or a repeat.
 fn names(tree: &str) -> BTreeSet<&str> {
-    tree.lines()
-        .filter_map(|line| line.split_whitespace().next())
-        .collect()
+    tree.lines().filter_map(|line| line.split_whitespace().next()).collect()
 }
 
 fn foreign<'a>(names: &BTreeSet<&'a str>) -> Vec<&'a str> {
-    names
-        .iter()
-        .copied()
-        .filter(|name| FOREIGN.contains(name))
-        .collect()
+    names.iter().copied().filter(|name| FOREIGN.contains(name)).collect()
 }
 
 #[cfg(test)]

@@ -55,9 +55,7 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for entry in entries {
         let path = entry?.path();
-        let hidden = path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
         if path.is_symlink() || hidden {
             continue;
         }
@@ -89,12 +87,7 @@ mod tests {
     #[test]
     fn finds_sources_and_leaves_built_files_alone() {
         let root = tempfile::tempdir().unwrap();
-        for name in [
-            "core/src/lib.rs",
-            "out/made.rs",
-            ".hidden/a.rs",
-            "core/notes.md",
-        ] {
+        for name in ["core/src/lib.rs", "out/made.rs", ".hidden/a.rs", "core/notes.md"] {
             let path = root.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "\n").unwrap();

@@ -41,15 +41,12 @@ pub(super) fn run(root: &Path) -> Result<()> {
 }
 
 fn newer_than_claimed(metadata: &Metadata) -> Result<Vec<String>> {
-    let (members, dependencies): (Vec<_>, Vec<_>) = metadata
-        .packages
-        .iter()
-        .partition(|package| metadata.workspace_members.contains(&package.id));
+    let (members, dependencies): (Vec<_>, Vec<_>) =
+        metadata.packages.iter().partition(|package| metadata.workspace_members.contains(&package.id));
 
     let mut claimed = None;
     for member in members {
-        let version =
-            required(member)?.with_context(|| format!("{} claims no rust-version", member.name))?;
+        let version = required(member)?.with_context(|| format!("{} claims no rust-version", member.name))?;
         // The lowest claim is the promise.
         claimed = Some(claimed.map_or(version, |lowest: Version| lowest.min(version)));
     }
@@ -69,20 +66,14 @@ fn required(package: &Package) -> Result<Option<Version>> {
     package
         .rust_version
         .as_deref()
-        .map(|text| {
-            parse(text).with_context(|| format!("{}: odd rust-version `{text}`", package.name))
-        })
+        .map(|text| parse(text).with_context(|| format!("{}: odd rust-version `{text}`", package.name)))
         .transpose()
 }
 
 /// `1.88` and `1.88.0` are the same.
 fn parse(text: &str) -> Option<Version> {
     let mut parts = text.split('.').map(|part| part.parse().ok());
-    let version = (
-        parts.next()??,
-        parts.next().unwrap_or(Some(0))?,
-        parts.next().unwrap_or(Some(0))?,
-    );
+    let version = (parts.next()??, parts.next().unwrap_or(Some(0))?, parts.next().unwrap_or(Some(0))?);
     parts.next().is_none().then_some(version)
 }
 
@@ -102,10 +93,7 @@ mod tests {
     fn workspace(member: Option<&str>, dependencies: &[(&str, Option<&str>)]) -> Metadata {
         let mut packages = vec![package("member", member)];
         packages.extend(dependencies.iter().map(|(name, asks)| package(name, *asks)));
-        Metadata {
-            packages,
-            workspace_members: vec!["member".to_owned()],
-        }
+        Metadata { packages, workspace_members: vec!["member".to_owned()] }
     }
 
     #[test]
@@ -127,23 +115,14 @@ mod tests {
 
     #[test]
     fn equal_older_or_silent_dependencies_pass() {
-        let metadata = workspace(
-            Some("1.88"),
-            &[
-                ("same", Some("1.88.0")),
-                ("old", Some("1.9")),
-                ("mute", None),
-            ],
-        );
+        let metadata =
+            workspace(Some("1.88"), &[("same", Some("1.88.0")), ("old", Some("1.9")), ("mute", None)]);
         assert!(newer_than_claimed(&metadata).unwrap().is_empty());
     }
 
     #[test]
     fn newer_dependencies_are_named() {
-        let metadata = workspace(
-            Some("1.88"),
-            &[("new", Some("1.90")), ("old", Some("1.60"))],
-        );
+        let metadata = workspace(Some("1.88"), &[("new", Some("1.90")), ("old", Some("1.60"))]);
         assert_eq!(newer_than_claimed(&metadata).unwrap(), ["new 1.2.3 (1.90)"]);
     }
 

@@ -88,8 +88,8 @@ pub(super) fn open(
         (record::FORMAT_KEY.to_vec(), Some(vec![record::FORMAT])),
         (record::STATE_KEY.to_vec(), Some(record::encode(&state)?)),
     ]);
-    disk.apply(&first)?;
-    disk.sync()?;
+    let begun = disk.apply(&first).and_then(|()| disk.sync());
+    begun.map_err(|e| failed(e.kind(), "its first batch can't be written").with_source(e))?;
     // Whatever the durability: fences must not come back, and what an earlier process wrote but died before
     // syncing is about to be read as durable.
     disk.file.sync_data().map_err(io("its file can't be synced"))?;
@@ -125,7 +125,8 @@ fn prepare(path: &Path) -> io::Result<Option<bool>> {
     let mut others = false;
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
-        others |= name != BEING_MADE && name != journal::FILE_NAME;
+        // The last one is what a new volume has at its root.
+        others |= name != BEING_MADE && name != journal::FILE_NAME && name != "lost+found";
     }
     if path.join(BEING_MADE).try_exists()? {
         return Ok(Some(true));
@@ -268,7 +269,7 @@ fn adopt(shared: &Shared, key: DedupKey, entry: Entry) {
     let before = shared.table.lock(&key).insert(key.clone(), entry);
     match before.and_then(|before| before.slot) {
         Some(older) => shared.journal.clear(older),
-        // Over a bound that was lowered meanwhile it is kept uncounted; see `Counts::subtract`.
+        // Over a bound that was lowered meanwhile it is kept all the same, and not counted.
         None if is_new => {
             let _ = shared.counts.add(key.scope());
         }

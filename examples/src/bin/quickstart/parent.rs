@@ -48,7 +48,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     );
     let cluster = MockCluster::new(1).context("could not start the mock cluster")?;
     for topic in [TOPIC, DEAD_LETTERS] {
-        cluster.create_topic(topic, PARTITIONS, 1).with_context(|| format!("could not make topic {topic}"))?;
+        cluster
+            .create_topic(topic, PARTITIONS, 1)
+            .with_context(|| format!("could not make topic {topic}"))?;
     }
     let brokers = cluster.bootstrap_servers();
     produce(&brokers, &plan)?;
@@ -89,7 +91,11 @@ impl Place {
         };
         std::fs::create_dir_all(&path).with_context(|| format!("could not make {}", path.display()))?;
         let used = std::fs::read_dir(&path)?.next().is_some();
-        ensure!(!used, "--store {} is not empty: its outcomes would answer this run's events", path.display());
+        ensure!(
+            !used,
+            "--store {} is not empty: its outcomes would answer this run's events",
+            path.display()
+        );
         Ok(Self { path, temporary: None })
     }
 
@@ -103,8 +109,11 @@ impl Place {
                 let entries = std::fs::read_dir(&self.path).ok()?;
                 for entry in entries.flatten() {
                     let path = entry.path();
-                    let removed =
-                        if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+                    let removed = if path.is_dir() {
+                        std::fs::remove_dir_all(&path)
+                    } else {
+                        std::fs::remove_file(&path)
+                    };
                     if let Err(error) = removed {
                         eprintln!("could not remove {}: {error}", path.display());
                     }

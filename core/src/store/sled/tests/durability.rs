@@ -140,3 +140,29 @@ async fn a_settle_whose_caller_has_gone_is_made_all_the_same() {
     assert!(applied(&store.complete(&claim, None).await.unwrap()));
     assert!(is_completed(&store, &key("1")).await);
 }
+
+#[tokio::test]
+async fn without_the_sync_an_answer_survives_the_process_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = || SledConfig::builder(dir.path()).durability(Durability::Flush).build().unwrap();
+    let store = SledStore::open(config()).await.unwrap();
+    complete(&store, "1").await;
+    drop(store);
+    assert!(is_completed(&SledStore::open(config()).await.unwrap(), &key("1")).await);
+}
+
+#[tokio::test]
+async fn more_settles_than_a_batch_takes_are_several() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, hand) = open_held(dir.path(), |config| config);
+    let claims = store.claim_many((0..5000).map(|id| request(&key(id))).collect()).await;
+    let settles = claims.into_iter().map(|answer| {
+        let Ok(ClaimAnswer::Acquired(claim)) = answer else { panic!("{answer:?}") };
+        SettleRequest { claim, verb: Verb::Complete { result: None }, group: Some(1) }
+    });
+    let answers = store.settle_many(settles.collect()).await;
+    assert_eq!(answers.len(), 5000);
+    assert!(answers.iter().all(|answer| applied(answer.as_ref().unwrap())));
+    assert!(hand.applies() >= 2);
+    assert_eq!(entries(&store, b'r').len(), 5000);
+}

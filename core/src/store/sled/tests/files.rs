@@ -74,6 +74,7 @@ async fn an_unknown_format_is_not_opened() {
 #[tokio::test]
 async fn a_store_whose_making_was_cut_off_is_made_again() {
     let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("lost+found")).unwrap();
     fs::write(dir.path().join("einmal.creating"), "").unwrap();
     fs::create_dir(dir.path().join("blobs")).unwrap();
     let store = open(dir.path()).await;
