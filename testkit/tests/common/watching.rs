@@ -8,6 +8,7 @@ use einmal::claim::{
     ClaimAnswer, ClaimRequest, ForceAnswer, ForgetAnswer, Record, Refusal, SettleAnswer, SettleRequest, Verb,
 };
 use einmal::{Capabilities, DedupKey, DedupStore, Purged, Stats, StoreError, StoreErrorKind};
+use tokio::sync::watch;
 
 /// How a settle of one key goes wrong, once.
 #[derive(Clone, Copy, Debug)]
@@ -25,11 +26,18 @@ pub struct Watching<S> {
     pub inner: S,
     outcomes: Arc<Mutex<Vec<String>>>,
     spoilt: Arc<Mutex<Option<(String, Spoil)>>>,
+    /// Completions wait while this holds.
+    stalled: watch::Sender<bool>,
 }
 
 impl<S: DedupStore> Watching<S> {
     pub fn new(inner: S) -> Self {
-        Self { inner, outcomes: Arc::default(), spoilt: Arc::default() }
+        Self { inner, outcomes: Arc::default(), spoilt: Arc::default(), stalled: watch::Sender::new(false) }
+    }
+
+    /// While stalled, completions are on their way and do not arrive.
+    pub fn stall(&self, stalled: bool) {
+        self.stalled.send_replace(stalled);
     }
 
     /// The next completion of `id` goes wrong, and with it what is behind it in its batch.
@@ -70,6 +78,9 @@ impl<S: DedupStore> DedupStore for Watching<S> {
     }
 
     async fn settle_many(&self, requests: Vec<SettleRequest>) -> Vec<Result<SettleAnswer, StoreError>> {
+        if requests.iter().any(|request| matches!(request.verb, Verb::Complete { .. })) {
+            let _ = self.stalled.subscribe().wait_for(|stalled| !stalled).await.unwrap();
+        }
         let mut open = Vec::new();
         for request in &requests {
             if !self.is_done(&request.claim.key).await {
