@@ -54,6 +54,12 @@ async fn scenario_3_a_copy_waits_for_the_one_that_runs_and_settles_with_its_outc
 
 #[tokio::test]
 async fn scenario_4_a_stale_owner_changes_nothing_and_settles_nothing() {
+    for lanes in [Lanes::Partition, Lanes::None] {
+        a_stale_owner(lanes).await;
+    }
+}
+
+async fn a_stale_owner(lanes: Lanes) {
     let recorder = DebuggingRecorder::new();
     let seen = recorder.snapshotter();
     let _metrics = metrics::set_default_local_recorder(&recorder);
@@ -62,12 +68,8 @@ async fn scenario_4_a_stale_owner_changes_nothing_and_settles_nothing() {
     let (journal, doors) = (Journal::default(), Doors::default());
     let store = store(&clock);
     doors.close("a");
-    let mut first = start(
-        store.clone(),
-        gated(&journal, &doors),
-        settings(&blocked, &Letters::default()),
-        config(Lanes::Partition),
-    );
+    let mut first =
+        start(store.clone(), gated(&journal, &doors), settings(&blocked, &Letters::default()), config(lanes));
     let stale = first.hand.push(delivery(0, "a"));
     journal.wait_len(1).await;
     clock.advance(LEASE + SECOND);
@@ -77,7 +79,7 @@ async fn scenario_4_a_stale_owner_changes_nothing_and_settles_nothing() {
         store.clone(),
         gated(&done, &Doors::default()),
         settings(&clock, &Letters::default()),
-        config(Lanes::Partition),
+        config(lanes),
     );
     let taken_over = second.hand.push(delivery(0, "a"));
     assert_eq!(drive(&clock, taken_over.wait()).await, Fate::Settled);

@@ -9,7 +9,7 @@ use common::watching::Spoil;
 use common::*;
 use einmal::claim::Refusal;
 use einmal::worker::{Lanes, Limits};
-use einmal::{Context, DedupStore, Delivery, Failure, Settings};
+use einmal::{Clock, Context, DedupStore, Delivery, Failure, Settings};
 use einmal_testkit::{Fate, Fault, ManualClock, Method};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -94,7 +94,10 @@ async fn scenario_36d_when_a_completion_fails_the_lane_is_replayed_in_order() {
         }
         running.hand.end();
         if second_runs {
+            let began = clock.monotonic();
             drive(&clock, journal.wait_count("run 2", 2)).await;
+            let took = clock.monotonic() - began;
+            assert!(took < 60 * SECOND, "cancelled at once, and not by max_run: {took:?}");
             doors.open("2 before");
         }
         assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 3]);
