@@ -1,6 +1,15 @@
 //! A key that was interrupted twice runs alone in its process. These tests are alone in theirs, for the same
 //! reason, and run one after the other.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use common::*;

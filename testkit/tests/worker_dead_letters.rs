@@ -1,5 +1,14 @@
 //! Messages that are given up: nothing is lost on the way, and the handler is not run again.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use std::collections::HashSet;

@@ -1,5 +1,14 @@
 //! A store that fails: nothing is settled on its word, nothing is lost, and nobody is charged.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use std::collections::HashMap;

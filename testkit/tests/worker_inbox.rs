@@ -1,5 +1,14 @@
 //! Handlers whose writes are in the outcome's transaction: both, or neither.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use std::collections::{BTreeMap, VecDeque};

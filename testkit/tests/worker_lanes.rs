@@ -1,5 +1,14 @@
 //! Deliveries in order: what is durable is a prefix, and nothing in a lane is lost or held up by another.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use std::sync::{Arc, Mutex};

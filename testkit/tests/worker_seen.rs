@@ -1,5 +1,14 @@
 //! What operators see: counters that add up, logs that name the message and never its content, spans.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use std::collections::BTreeMap;

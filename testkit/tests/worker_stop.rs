@@ -1,5 +1,14 @@
 //! Stopping: what runs drains, what is not started goes back, and nothing is charged for it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test says what is wrong by failing"
+)]
+
 mod common;
 
 use common::*;
