@@ -41,6 +41,7 @@ pub(crate) struct Engine {
 }
 
 /// What a claim came to.
+#[allow(clippy::large_enum_variant, reason = "taken apart at once, where it is made")]
 pub(crate) enum Claimed {
     /// The handler is to run.
     Run(Lease, Start),

@@ -54,7 +54,6 @@ pub struct Policy {
     backoff: Backoff,
     max_wait: Duration,
     pipeline: usize,
-    max_result: usize,
 }
 
 impl Default for Policy {
@@ -67,12 +66,12 @@ impl Default for Policy {
                 max_failures: 5,
                 max_crashes: 5,
                 max_delay: backoff.max,
+                max_result: 8 * 1024,
             },
             max_run: Duration::from_secs(300),
             backoff,
             max_wait: Duration::from_secs(5),
             pipeline: 64,
-            max_result: 8 * 1024,
         }
     }
 }
@@ -117,7 +116,7 @@ impl Policy {
     /// The longest result that is kept, in bytes.
     #[must_use]
     pub const fn max_result(&self) -> usize {
-        self.max_result
+        self.rules.max_result
     }
 }
 
@@ -184,7 +183,7 @@ impl PolicyBuilder {
     /// The longest result that is kept for repeats, in bytes; a longer one is stored as "done, result not
     /// kept". Default 8 KiB; must not be above what the store takes.
     pub const fn max_result(mut self, bytes: usize) -> Self {
-        self.0.max_result = bytes;
+        self.0.rules.max_result = bytes;
         self
     }
 
