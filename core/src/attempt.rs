@@ -7,14 +7,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tracing::Instrument;
 
 use crate::claim::{Claim, Failing, SettleAnswer};
 use crate::clock::timeout;
 use crate::delivery::Delivery;
 use crate::engine::Engine;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::handler::{Context, Failure, FailureKind, Handler, Reply, TxHandler};
 use crate::lease::Lease;
 use crate::names;
@@ -98,27 +98,81 @@ pub(crate) enum Ended {
 /// A key that was interrupted twice runs alone in its process, so that a death can be laid at its door.
 static COMPANY: RwLock<()> = RwLock::const_new(());
 
+/// The right to run among others, or alone.
+#[derive(Debug)]
+pub(crate) struct Company {
+    _among_others: Option<RwLockReadGuard<'static, ()>>,
+    _alone: Option<RwLockWriteGuard<'static, ()>>,
+}
+
+impl Company {
+    pub(crate) async fn new(alone: bool) -> Self {
+        match alone {
+            true => Self { _among_others: None, _alone: Some(COMPANY.write().await) },
+            false => Self { _among_others: Some(COMPANY.read().await), _alone: None },
+        }
+    }
+}
+
+/// Whether the store knows that the handler starts.
+#[derive(Debug)]
+pub(crate) enum Start {
+    /// The claim said so, made when nothing could hold up the start: who waits while another runs alone must
+    /// not count as started, or that one's crash would be charged to it.
+    WithClaim(Company),
+    /// Said before, under this claim.
+    Before,
+    /// Not yet.
+    NotYet,
+}
+
+/// Ends with the reason when the holder of `lease` must not go on.
+async fn stopped(lease: &Lease, stop: &Stop) -> Unsettled {
+    tokio::select! {
+        biased;
+        () = lease.lost.cancelled() => Unsettled::LeaseLost,
+        () = stop.asked() => Unsettled::Cancelled,
+    }
+}
+
 impl Engine {
-    /// Runs the handler under `lease`; `started` when the claim has said so already.
+    /// Runs the handler under `lease`.
     pub(crate) async fn attempt(
         &self,
         handler: &dyn Run,
         lease: &Lease,
         delivery: &Delivery,
-        started: bool,
+        start: Start,
         stop: &Stop,
     ) -> Ended {
         let claim = &lease.claim;
-        let (_alone, _in_company) = if claim.alone {
-            (Some(COMPANY.write().await), None)
-        } else {
-            (None, Some(COMPANY.read().await))
+        let may_start = async {
+            match start {
+                Start::WithClaim(company) if !claim.alone => Ok(company),
+                Start::WithClaim(company) => {
+                    // Let go of first: nobody is alone among others.
+                    drop(company);
+                    Ok(Company::new(true).await)
+                }
+                Start::Before => Ok(Company::new(claim.alone).await),
+                Start::NotYet => {
+                    let company = Company::new(claim.alone).await;
+                    self.start(lease).await.map(|()| company)
+                }
+            }
         };
-        if !started && let Err(unsettled) = self.start(lease).await {
-            return Ended::Stopped(unsettled);
-        }
+        let _company = tokio::select! {
+            biased;
+            stopped = stopped(lease, stop) => return Ended::Stopped(stopped),
+            company = may_start => match company {
+                Ok(company) => company,
+                Err(unsettled) => return Ended::Stopped(unsettled),
+            },
+        };
 
         let context = Context::new(delivery.clone(), claim.clone(), lease.lost.child_token());
+        // However this ends before its handler does, work that the handler gave to other tasks is told.
+        let cut_off = context.cancelled().clone().drop_guard();
         let span = self.span(claim, delivery);
         let run =
             AssertUnwindSafe(handler.run(context.clone(), claim)).catch_unwind().instrument(span.clone());
@@ -127,32 +181,35 @@ impl Engine {
         let ended = tokio::select! {
             biased;
             ended = timeout(&*self.clock, self.policy.max_run(), run) => ended,
-            () = lease.lost.cancelled() => return Ended::Stopped(Unsettled::LeaseLost),
-            () = stop.asked() => {
-                context.cancelled().cancel();
-                return Ended::Stopped(Unsettled::Cancelled);
-            }
+            stopped = stopped(lease, stop) => return Ended::Stopped(stopped),
         };
         let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
         metrics::histogram!(names::HANDLER_SECONDS, "scope" => self.scope_label.clone()).record(seconds);
         let _in_span = span.enter();
-        match ended {
-            Some(Ok(Ok(effect))) => Ended::Done(effect, context),
+        let ended = match ended {
+            Some(Ok(Ok(effect))) => {
+                cut_off.disarm();
+                return Ended::Done(effect, context);
+            }
             Some(Ok(Err(failure))) => self.failed(claim, failure),
             Some(Err(panic)) => {
                 tracing::error!(panic = panic_text(&*panic), "the handler panicked");
                 Ended::Failed(self.retry(claim, None))
             }
             None => {
-                context.cancelled().cancel();
                 tracing::error!(max_run = ?self.policy.max_run(), "the handler ran too long and was cancelled");
                 Ended::Failed(self.retry(claim, None))
             }
+        };
+        // A handler that fails because it was told to stop is not to blame.
+        match (ended, stopped(lease, stop).now_or_never()) {
+            (Ended::Failed(Failing::Retry { .. }), Some(stopped)) => Ended::Stopped(stopped),
+            (ended, _) => ended,
         }
     }
 
     async fn start(&self, lease: &Lease) -> Result<(), Unsettled> {
-        match self.store.started(&lease.claim).await {
+        match self.call(self.store.started(&lease.claim)).await {
             Ok(SettleAnswer::Applied(_)) => Ok(()),
             Ok(SettleAnswer::Refused(refusal)) => Err(self.refused(refusal)),
             Err(error) => Err(self.store_failed(error)),
@@ -189,8 +246,6 @@ impl Engine {
     }
 
     fn span(&self, claim: &Claim, delivery: &Delivery) -> tracing::Span {
-        let traceparent = delivery.header("traceparent").flatten().next();
-        let traceparent = traceparent.and_then(|value| std::str::from_utf8(value).ok()).unwrap_or_default();
         tracing::info_span!(
             "einmal.attempt",
             scope = %claim.key.scope(),
@@ -198,14 +253,14 @@ impl Engine {
             position = %delivery.position(),
             attempt = claim.attempt(),
             fence = claim.fence.get(),
-            traceparent = %traceparent.escape_debug(),
+            traceparent = delivery.traceparent(),
         )
     }
 }
 
 fn store_trouble(failure: &Failure) -> Option<StoreError> {
     let error = failure.source.as_ref()?.downcast_ref::<StoreError>()?;
-    Some(error.clone()).filter(|error| error.kind() == StoreErrorKind::Unavailable || error.is_fatal())
+    Some(error.clone()).filter(|error| error.is_retryable() || error.is_fatal())
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

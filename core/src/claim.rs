@@ -97,6 +97,8 @@ pub struct Rules {
     pub max_crashes: u32,
     /// The longest time that a record may ask to be left alone.
     pub max_delay: Duration,
+    /// The longest result that is kept, in bytes. A store may keep less.
+    pub max_result: usize,
 }
 
 /// What a claim is for.

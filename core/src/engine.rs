@@ -1,4 +1,4 @@
-//! The steps of the flow: find the id, claim, store the outcome, put dead letters aside.
+//! The steps of the flow: find the id, claim, store the outcome.
 //!
 //! [`idempotent`](crate::idempotent) puts them in their order for one message, the worker's lanes for many.
 
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::attempt::Ended;
+use crate::attempt::{Company, Ended, Start};
 use crate::claim::{
     Claim, ClaimAnswer, ClaimRequest, EndedBy, Refusal, SettleAnswer, SettleRequest, Stage, Standing, Token,
     Verb,
 };
 use crate::clock::{Clock, timeout};
-use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason, DeadLetters};
+use crate::dead_letter::{DeadLetterReason, DeadLetters};
 use crate::delivery::Delivery;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::fingerprint::FingerprintPolicy;
@@ -21,9 +21,9 @@ use crate::id::{DedupKey, Scope};
 use crate::identify::{Identify, MissingIdPolicy, NoId};
 use crate::lease::{Lease, Leases};
 use crate::names;
-use crate::outcome::FailReason;
 use crate::policy::Policy;
 use crate::settle::{Disposition, Later, Settled, Unsettled};
+use crate::stop::Stop;
 use crate::store::transactional::TxAnswer;
 use crate::store::{DedupStore, DedupStoreExt};
 
@@ -41,9 +41,10 @@ pub(crate) struct Engine {
 }
 
 /// What a claim came to.
+#[allow(clippy::large_enum_variant, reason = "taken apart at once, where it is made")]
 pub(crate) enum Claimed {
     /// The handler is to run.
-    Run(Lease),
+    Run(Lease, Start),
     /// Decided without a run.
     Decided(Disposition),
 }
@@ -84,35 +85,55 @@ impl Engine {
 
     /// Claims `key`. A call whose answer was lost is sent again under the same token, so that it finds its
     /// own claim.
-    pub(crate) async fn claim(&self, key: &DedupKey, delivery: &Delivery, token: Token) -> Claimed {
+    pub(crate) async fn claim(
+        &self,
+        key: &DedupKey,
+        delivery: &Delivery,
+        token: Token,
+        stop: &Stop,
+    ) -> Claimed {
+        let company = tokio::select! {
+            biased;
+            () = stop.asked() => return Claimed::Decided(Disposition::Unsettled(Unsettled::Cancelled)),
+            company = Company::new(false) => company,
+        };
         let request = self.request(key, delivery, token, true, None);
         let sent_at = self.clock.monotonic();
-        let answer = self.store.claim(request).await;
-        self.claimed(answer, sent_at, key, delivery).await
+        match self.call(self.store.claim(request)).await {
+            Ok(ClaimAnswer::Acquired(claim)) if claim.stage == Stage::Run => {
+                Claimed::Run(self.hold(claim, sent_at, delivery), Start::WithClaim(company))
+            }
+            answer => {
+                drop(company);
+                Claimed::Decided(self.decided(answer, sent_at, key, delivery).await)
+            }
+        }
     }
 
-    /// Judges the answer to a claim that was sent at `sent_at`.
-    pub(crate) async fn claimed(
+    /// What becomes of a message by an answer to its claim, sent at `sent_at`, that runs no handler.
+    pub(crate) async fn decided(
         &self,
         answer: Result<ClaimAnswer, StoreError>,
         sent_at: Duration,
         key: &DedupKey,
         delivery: &Delivery,
-    ) -> Claimed {
-        let disposition = match answer {
+    ) -> Disposition {
+        match answer {
             Ok(ClaimAnswer::Acquired(claim)) => {
-                if claim.interrupted {
-                    metrics::counter!(names::TAKEN_OVER, "scope" => self.scope_label.clone()).increment(1);
-                }
-                let stage = claim.stage.clone();
-                let lease = self.leases.keep(claim, sent_at);
-                match stage {
-                    Stage::Run => return Claimed::Run(lease),
+                let lease = self.hold(claim, sent_at, delivery);
+                match lease.claim.stage.clone() {
+                    Stage::Run => self.leave(&lease, Unsettled::Cancelled).await,
                     Stage::DeadLetter(reason) => self.publish(lease, delivery, reason, false).await,
                 }
             }
-            Ok(ClaimAnswer::Completed(outcome)) => Disposition::Settle(Settled::Duplicate(outcome)),
-            Ok(ClaimAnswer::Failed(failed)) => Disposition::Settle(Settled::FailedBefore(failed)),
+            Ok(ClaimAnswer::Completed(outcome)) => {
+                repeat(key, delivery, outcome.attempt);
+                Disposition::Settle(Settled::Duplicate(outcome))
+            }
+            Ok(ClaimAnswer::Failed(failed)) => {
+                repeat(key, delivery, failed.attempts);
+                Disposition::Settle(Settled::FailedBefore(failed))
+            }
             Ok(ClaimAnswer::Conflict) => {
                 tracing::error!(%key, position = %delivery.position(), "the id came back with another content");
                 self.put_aside(delivery, DeadLetterReason::Conflict).await
@@ -127,12 +148,20 @@ impl Engine {
                 Disposition::Later { why: Later::InProgress, retry_after: Duration::ZERO }
             }
             Err(error) if error.kind() == StoreErrorKind::Undecodable => {
-                tracing::error!(%key, %error, "the record can't be read; the message is put aside");
+                let position = delivery.position();
+                tracing::error!(%key, %position, %error, "the record can't be read; the message is put aside");
                 self.put_aside(delivery, DeadLetterReason::Undecodable).await
             }
             Err(error) => Disposition::Unsettled(self.store_failed(error)),
-        };
-        Claimed::Decided(disposition)
+        }
+    }
+
+    /// Keeps a claim that was asked for at `sent_at`.
+    pub(crate) fn hold(&self, claim: Claim, sent_at: Duration, delivery: &Delivery) -> Lease {
+        if claim.interrupted {
+            metrics::counter!(names::TAKEN_OVER, "scope" => self.scope_label.clone()).increment(1);
+        }
+        self.leases.keep(claim, Some(delivery.position().clone()), sent_at)
     }
 
     /// Makes the end of a run durable.
@@ -151,7 +180,7 @@ impl Engine {
                         Disposition::Settle(Settled::Ran { result })
                     }
                     Ok(false) => return Stored::RunAgain(lease),
-                    Err(unsettled) => Disposition::Unsettled(unsettled),
+                    Err(unsettled) => self.leave(&lease, unsettled).await,
                 }
             }
             Ended::Failed(failing) => match self.settle(&lease, Verb::Fail(failing)).await {
@@ -160,23 +189,28 @@ impl Engine {
                     Disposition::Later { why: Later::Failed, retry_after }
                 }
                 Ok(_) => Disposition::Later { why: Later::Failed, retry_after: Duration::ZERO },
-                Err(unsettled) => Disposition::Unsettled(unsettled),
+                Err(unsettled) => self.leave(&lease, unsettled).await,
             },
             Ended::Ignored => match self.settle(&lease, Verb::Release { delay: Duration::ZERO }).await {
                 Ok(_) => Disposition::Settle(Settled::Ignored),
-                Err(unsettled) => Disposition::Unsettled(unsettled),
+                Err(unsettled) => self.leave(&lease, unsettled).await,
             },
-            Ended::Stopped(unsettled) => {
-                self.give_back(vec![lease.claim.clone()]).await;
-                Disposition::Unsettled(unsettled)
-            }
+            Ended::Stopped(unsettled) => self.leave(&lease, unsettled).await,
         };
         Stored::As(disposition)
     }
 
+    /// Leaves a message unsettled, and its claim to whoever comes next: a lapse would be charged to it.
+    pub(crate) async fn leave(&self, lease: &Lease, unsettled: Unsettled) -> Disposition {
+        if !matches!(unsettled, Unsettled::Refused(_)) {
+            self.give_back(vec![lease]).await;
+        }
+        Disposition::Unsettled(unsettled)
+    }
+
     /// Records that the operation is done, trying again until the lease is lost.
     pub(crate) async fn complete(&self, lease: &Lease, result: Option<Bytes>) -> Result<(), Unsettled> {
-        let result = self.result_to_keep(&lease.claim, result);
+        let result = self.result_to_keep(lease, result);
         match self.settle(lease, Verb::Complete { result }).await {
             Ok(_) => Ok(()),
             Err(Unsettled::LeaseLost) => Err(Unsettled::OutcomeUnknown(None)),
@@ -192,8 +226,15 @@ impl Engine {
         tx: Box<dyn crate::attempt::Commit>,
         result: Option<Bytes>,
     ) -> Result<bool, Unsettled> {
-        let result = self.result_to_keep(&lease.claim, result);
-        match tx.commit(&lease.claim, result).await {
+        let result = self.result_to_keep(lease, result);
+        let answer = tokio::select! {
+            biased;
+            answer = tx.commit(&lease.claim, result) => answer,
+            // Longer than other calls may: it can hold much. Dropped, it is as good as failed.
+            () = async { self.clock.sleep(self.policy.rules().lease).await } => Err(no_answer(self.policy.rules().lease)),
+            () = lease.lost.cancelled() => return Err(Unsettled::OutcomeUnknown(None)),
+        };
+        match answer {
             Ok(TxAnswer::Settled(SettleAnswer::Applied(_))) => Ok(true),
             Ok(TxAnswer::Settled(SettleAnswer::Refused(refusal))) => Err(self.refused(refusal)),
             Ok(TxAnswer::Conflict) => {
@@ -201,7 +242,7 @@ impl Engine {
                 Ok(false)
             }
             // Committed or not? The record says: a re-read that shows this very outcome settles.
-            Err(error) => match self.store.get(&lease.claim.key).await {
+            Err(error) => match self.call(self.store.get(&lease.claim.key)).await {
                 Ok(Some(record))
                     if record.ended.is_some_and(|ended| {
                         ended.token == lease.claim.token && ended.by == EndedBy::Complete
@@ -214,11 +255,13 @@ impl Engine {
         }
     }
 
-    pub(crate) fn result_to_keep(&self, claim: &Claim, result: Option<Bytes>) -> Option<Bytes> {
+    pub(crate) fn result_to_keep(&self, lease: &Lease, result: Option<Bytes>) -> Option<Bytes> {
         let len = result.as_ref().map_or(0, Bytes::len);
         if len > self.policy.max_result() {
             let max = self.policy.max_result();
-            tracing::error!(key = %claim.key, len, max, "the result is too long and is not kept for repeats");
+            let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+            let position = lease.position.as_ref().map(tracing::field::display);
+            tracing::error!(%key, position, attempt, len, max, "the result is too long and is not kept for repeats");
         }
         result
     }
@@ -229,7 +272,7 @@ impl Engine {
         loop {
             let answer = tokio::select! {
                 biased;
-                answer = self.store.settle(&lease.claim, verb.clone()) => answer,
+                answer = self.call(self.store.settle(&lease.claim, verb.clone())) => answer,
                 () = lease.lost.cancelled() => return Err(Unsettled::LeaseLost),
             };
             match answer {
@@ -237,7 +280,9 @@ impl Engine {
                 Ok(SettleAnswer::Refused(refusal)) => return Err(self.refused(refusal)),
                 Err(error) if error.is_retryable() => {
                     let error = self.note_store_error(error);
-                    tracing::warn!(key = %lease.claim.key, %error, ?verb, "the store failed; sending it again");
+                    let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+                    let position = lease.position.as_ref().map(tracing::field::display);
+                    tracing::warn!(%key, position, attempt, %error, ?verb, "the store failed; sending it again");
                 }
                 Err(error) => return Err(self.store_failed(error)),
             }
@@ -250,84 +295,55 @@ impl Engine {
 
     /// Gives claims back that were stopped through no fault of their messages: uncharged, and once. Should
     /// it fail, the leases end by themselves; where the claim has been ended or lost, nothing happens.
-    pub(crate) async fn give_back(&self, claims: Vec<Claim>) {
+    pub(crate) async fn give_back(&self, leases: Vec<&Lease>) {
+        if leases.is_empty() {
+            return;
+        }
         let verb = Verb::Release { delay: Duration::ZERO };
-        let release = |claim| SettleRequest { claim, verb: verb.clone(), group: None };
-        let requests: Vec<_> = claims.into_iter().map(release).collect();
-        if requests.is_empty() {
-            return;
-        }
-        let count = requests.len();
-        let release = self.store.settle_many(requests);
-        let Some(answers) = timeout(&*self.clock, GIVE_BACK_MOST, release).await else {
-            tracing::warn!(count, "claims could not be given back in time");
-            return;
-        };
-        for error in answers.into_iter().filter_map(Result::err) {
-            let error = self.note_store_error(error);
-            tracing::warn!(%error, "a claim could not be given back");
-        }
-    }
-
-    /// Publishes the dead letter that the store says is owed, and records it. Whatever goes wrong, it stays
-    /// owed.
-    async fn publish(&self, lease: Lease, delivery: &Delivery, reason: FailReason, ran: bool) -> Disposition {
-        let claim = &lease.claim;
-        let now = self.clock.wall();
-        let letter = DeadLetter::of_operation(
-            delivery.clone(),
-            claim.key.clone(),
-            claim.generation,
-            reason.clone(),
-            now,
-        );
-        let attempts = claim.counters.attempts().saturating_add(u32::from(ran));
-        let published = tokio::select! {
-            biased;
-            published = self.send(letter.with_history(attempts, claim.first_at)) => published,
-            () = lease.lost.cancelled() => return Disposition::Unsettled(Unsettled::LeaseLost),
-        };
-        if let Err(error) = published {
-            self.give_back(vec![lease.claim.clone()]).await;
-            return Disposition::Unsettled(Unsettled::DeadLetter(error));
-        }
-        match self.settle(&lease, Verb::DeadLettered).await {
-            Ok(_) => {
-                let reason = DeadLetterReason::Failed(reason);
-                Disposition::Settle(Settled::DeadLettered { reason, ran })
-            }
-            Err(unsettled) => Disposition::Unsettled(unsettled),
+        let release =
+            |lease: &&Lease| SettleRequest { claim: lease.claim.clone(), verb: verb.clone(), group: None };
+        let release = self.store.settle_many(leases.iter().map(release).collect());
+        let answers = timeout(&*self.clock, GIVE_BACK_MOST, release).await;
+        let mut answers = answers.into_iter().flatten();
+        for lease in leases {
+            let problem = match answers.next() {
+                Some(Ok(SettleAnswer::Applied(_))) => continue,
+                Some(Ok(SettleAnswer::Refused(refusal))) => {
+                    self.refused(refusal);
+                    continue;
+                }
+                Some(Err(error)) => self.note_store_error(error).to_string(),
+                None => format!("no answer within {GIVE_BACK_MOST:?}"),
+            };
+            let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+            let position = lease.position.as_ref().map(tracing::field::display);
+            tracing::warn!(%key, position, attempt, problem, "a claim could not be given back");
         }
     }
 
-    /// Publishes the dead letter of a message that has no operation of its own.
-    async fn put_aside(&self, delivery: &Delivery, reason: DeadLetterReason) -> Disposition {
-        let letter = DeadLetter::of_message(delivery.clone(), reason.clone(), self.clock.wall());
-        match self.send(letter).await {
-            Ok(()) => Disposition::Settle(Settled::DeadLettered { reason, ran: false }),
-            Err(error) => Disposition::Unsettled(Unsettled::DeadLetter(error)),
-        }
+    /// A call of the store. One that is not answered in time is one whose answer is lost.
+    pub(crate) async fn call<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.longest_call();
+        timeout(&*self.clock, limit, call).await.unwrap_or_else(|| Err(no_answer(limit)))
     }
 
-    async fn send(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
-        let (code, position) = (letter.reason.code(), letter.delivery.position().clone());
-        let sent = match &self.dead_letters {
-            Some(dead_letters) => dead_letters.publish(letter).await,
-            None => Err(DeadLetterError::new("no destination for dead letters is set")),
-        };
-        match &sent {
-            Ok(()) => {
-                tracing::warn!(%position, reason = code, "dead letter published");
-                metrics::counter!(names::DEAD_LETTERED, "scope" => self.scope_label.clone(), "reason" => code)
-                    .increment(1);
-            }
-            Err(error) => {
-                tracing::error!(%position, reason = code, %error, "dead letter not confirmed");
-                metrics::counter!(names::DEAD_LETTER_ERRORS, "scope" => self.scope_label.clone())
-                    .increment(1);
-            }
-        }
-        sent
+    /// The same for a batch of `count` items.
+    pub(crate) async fn call_many<T>(
+        &self,
+        count: usize,
+        call: impl Future<Output = Vec<Result<T, StoreError>>>,
+    ) -> Vec<Result<T, StoreError>> {
+        let limit = self.longest_call();
+        let answers = timeout(&*self.clock, limit, call).await;
+        answers.unwrap_or_else(|| (0..count).map(|_| Err(no_answer(limit))).collect())
+    }
+
+    /// Longer, and what is claimed or settled would no longer be worth much.
+    fn longest_call(&self) -> Duration {
+        self.policy.rules().lease / 3
     }
 
     pub(crate) fn refused(&self, refusal: Refusal) -> Unsettled {
@@ -346,6 +362,23 @@ impl Engine {
             .increment(1);
         error
     }
+}
+
+/// A repeat has a span of its own, which says what answered it.
+fn repeat(key: &DedupKey, delivery: &Delivery, answered_by_attempt: u32) {
+    let span = tracing::info_span!(
+        "einmal.duplicate",
+        scope = %key.scope(),
+        id = %key.id(),
+        position = %delivery.position(),
+        answered_by_attempt,
+        traceparent = delivery.traceparent(),
+    );
+    span.in_scope(|| tracing::debug!("answered by the stored outcome"));
+}
+
+fn no_answer(limit: Duration) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
 }
 
 const RETRY_FIRST: Duration = Duration::from_millis(20);

@@ -186,6 +186,21 @@ mod tests {
         assert!(json("{no", &[]).conflicts_with(&json("1", &[])));
     }
 
+    /// The published vectors of RFC 8785; where they come from is said beside them.
+    #[test]
+    fn the_vectors_of_rfc_8785_come_out_as_published() {
+        let vectors = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/jcs");
+        let mut compared = 0;
+        for entry in std::fs::read_dir(vectors.join("input")).unwrap() {
+            let input = entry.unwrap().path();
+            let published = std::fs::read(vectors.join("output").join(input.file_name().unwrap())).unwrap();
+            let canonical = canonicalize(&std::fs::read(&input).unwrap(), &[]).unwrap();
+            assert_eq!(canonical, published.trim_ascii_end(), "{}", input.display());
+            compared += 1;
+        }
+        assert!(compared >= 4, "only {compared} vectors were found");
+    }
+
     #[test]
     fn debug_shows_no_digest() {
         assert_eq!(format!("{:?}", Fingerprint::raw(Some(b"secret"))), "Fingerprint(v1)");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{InTx, Run};
+use crate::attempt::{InTx, Run, Start};
 use crate::claim::Token;
 use crate::delivery::Delivery;
 use crate::engine::{Claimed, Engine, Stored};
@@ -91,20 +91,27 @@ impl<S: DedupStore, H: Run> Idempotent<S, H> {
     /// Dropping the future stops the handler; its key can be claimed again when the lease has ended, and
     /// the next attempt is told that one was interrupted. Cancelling `cancel` is the better way.
     pub async fn process(&self, delivery: &Delivery, cancel: &CancellationToken) -> Disposition {
-        self.engine.process(&*self.handler, delivery, Token::random(), &Stop::from(cancel), || ()).await
+        self.engine.process(&*self.handler, delivery, Token::random(), &Stop::from(cancel), |_| ()).await
     }
 }
 
+/// How far the processing of a message has come.
+pub(crate) enum Reached {
+    /// The claim is held.
+    Claimed,
+    /// The handler has returned, and its outcome is on its way to the disk.
+    Ran,
+}
+
 impl Engine {
-    /// `token` names the claim: the same as before when the store's last answer was an error. `ran` is called
-    /// when the handler has returned and its outcome is on its way to the disk.
+    /// `token` names the claim: the same as before when the store's last answer was an error.
     pub(crate) async fn process(
         &self,
         handler: &dyn Run,
         delivery: &Delivery,
         token: Token,
         stop: &Stop,
-        ran: impl FnOnce(),
+        mut reached: impl FnMut(Reached),
     ) -> Disposition {
         // 1. Which operation is it?
         let key = match self.identify(delivery) {
@@ -112,20 +119,21 @@ impl Engine {
             Err(no_id) => return self.without_id(delivery, no_id).await,
         };
         // 2. Claim it, or learn what became of it.
-        let mut lease = match self.claim(&key, delivery, token).await {
-            Claimed::Run(lease) => lease,
+        let (mut lease, start) = match self.claim(&key, delivery, token, stop).await {
+            Claimed::Run(lease, start) => (lease, start),
             Claimed::Decided(disposition) => return disposition,
         };
+        reached(Reached::Claimed);
         // 3. Run the handler.
-        let mut ended = self.attempt(handler, &lease, delivery, true, stop).await;
-        ran();
+        let mut ended = self.attempt(handler, &lease, delivery, start, stop).await;
+        reached(Reached::Ran);
         // 4. Store what came of it, durably. 5. The caller settles.
         loop {
             match self.store_outcome(lease, ended, delivery).await {
                 Stored::As(disposition) => return disposition,
                 Stored::RunAgain(same) => lease = same,
             }
-            ended = self.attempt(handler, &lease, delivery, true, stop).await;
+            ended = self.attempt(handler, &lease, delivery, Start::Before, stop).await;
         }
     }
 }

@@ -67,6 +67,7 @@
 //! |---|---|---|
 //! | `sled` | yes | the embedded store |
 
+mod aside;
 mod attempt;
 pub mod claim;
 mod clock;

@@ -54,7 +54,6 @@ pub struct Policy {
     backoff: Backoff,
     max_wait: Duration,
     pipeline: usize,
-    max_result: usize,
 }
 
 impl Default for Policy {
@@ -67,12 +66,12 @@ impl Default for Policy {
                 max_failures: 5,
                 max_crashes: 5,
                 max_delay: backoff.max,
+                max_result: 8 * 1024,
             },
             max_run: Duration::from_secs(300),
             backoff,
             max_wait: Duration::from_secs(5),
             pipeline: 64,
-            max_result: 8 * 1024,
         }
     }
 }
@@ -117,7 +116,7 @@ impl Policy {
     /// The longest result that is kept, in bytes.
     #[must_use]
     pub const fn max_result(&self) -> usize {
-        self.max_result
+        self.rules.max_result
     }
 }
 
@@ -135,7 +134,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long an outcome answers repeats. 1 s to 10 years, default 24 h. Take more than your broker or
+    /// How long an outcome answers repeats. From the lease to 10 years, default 24 h. Take more than your broker or
     /// its operators can redeliver: after it a repeat is a new operation.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.0.rules.retention = retention;
@@ -184,7 +183,7 @@ impl PolicyBuilder {
     /// The longest result that is kept for repeats, in bytes; a longer one is stored as "done, result not
     /// kept". Default 8 KiB; must not be above what the store takes.
     pub const fn max_result(mut self, bytes: usize) -> Self {
-        self.0.max_result = bytes;
+        self.0.rules.max_result = bytes;
         self
     }
 
@@ -195,7 +194,7 @@ impl PolicyBuilder {
     pub fn build(self) -> Result<Policy, InvalidSetting> {
         let Policy { rules, max_run, backoff, max_wait, pipeline, .. } = &self.0;
         within("lease", &rules.lease, SECOND..=12 * HOUR)?;
-        within("retention", &rules.retention, SECOND..=10 * YEAR)?;
+        within("retention", &rules.retention, rules.lease..=10 * YEAR)?;
         within("max_failures", &rules.max_failures, 1..=1000)?;
         within("max_crashes", &rules.max_crashes, 1..=1000)?;
         within("max_run", max_run, Duration::from_millis(1)..=12 * HOUR)?;

@@ -90,11 +90,12 @@ impl<S: DedupStore, H> Idempotent<S, H> {
             token: Token::random(),
             fingerprint,
             rules: engine.policy.rules(),
-            started: true,
+            // Not charged with an interruption: a caller who goes away is no crash, and nothing here runs alone.
+            started: false,
             group: None,
         };
         let sent_at = engine.clock.monotonic();
-        let claim = match engine.store.claim(request).await.map_err(RunError::Store)? {
+        let claim = match engine.call(engine.store.claim(request)).await.map_err(RunError::Store)? {
             ClaimAnswer::Acquired(claim) => claim,
             ClaimAnswer::Completed(outcome) => return replayed(&outcome.result),
             ClaimAnswer::Failed(failed) => return Ok(Answer::GivenUp(failed.reason)),
@@ -104,37 +105,44 @@ impl<S: DedupStore, H> Idempotent<S, H> {
             ClaimAnswer::Behind => return Ok(Answer::InProgress { retry_after: Duration::ZERO }),
         };
         let stage = claim.stage.clone();
-        let lease = engine.leases.keep(claim, sent_at);
+        let lease = engine.leases.keep(claim, None, sent_at);
         if let Stage::DeadLetter(reason) = stage {
             // There is no message here to put aside: it stays owed to whoever has it.
-            engine.give_back(vec![lease.claim.clone()]).await;
+            engine.give_back(vec![&lease]).await;
             return Ok(Answer::GivenUp(reason));
         }
 
         let ended = tokio::select! {
             biased;
-            ended = AssertUnwindSafe(work()).catch_unwind() => ended,
-            () = lease.lost.cancelled() => return Err(RunError::Unsettled(Unsettled::LeaseLost)),
+            ended = AssertUnwindSafe(async { work().await }).catch_unwind() => ended,
+            () = lease.lost.cancelled() => {
+                engine.give_back(vec![&lease]).await;
+                return Err(RunError::Unsettled(Unsettled::LeaseLost));
+            }
         };
         let value = match ended {
             Ok(Ok(value)) => value,
             Ok(Err(error)) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 return Err(RunError::Work(error));
             }
             Err(panic) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 std::panic::resume_unwind(panic);
             }
         };
         let bytes = match serde_json::to_vec(&value) {
             Ok(bytes) => Bytes::from(bytes),
             Err(error) => {
-                engine.give_back(vec![lease.claim.clone()]).await;
+                engine.give_back(vec![&lease]).await;
                 return Err(RunError::Result(error.classify()));
             }
         };
-        engine.complete(&lease, Some(bytes)).await.map_err(RunError::Unsettled)?;
+        if let Err(unsettled) = engine.complete(&lease, Some(bytes)).await {
+            // Refused where the outcome is stored after all, which the next call then tells.
+            engine.give_back(vec![&lease]).await;
+            return Err(RunError::Unsettled(unsettled));
+        }
         Ok(Answer::Ran(value))
     }
 }

@@ -1,5 +1,6 @@
 //! What became of a delivery, and with that whether its broker may be told that it is done.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,7 +29,6 @@ pub enum Disposition {
 }
 
 /// The answers that settle a delivery.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum Settled {
     /// The handler ran to its end, and its outcome is stored.
@@ -49,6 +49,21 @@ pub enum Settled {
         /// Whether the handler ran in this very processing.
         ran: bool,
     },
+}
+
+/// A result can hold what the payload held: only its length is shown.
+impl fmt::Debug for Settled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ran { result } => write!(f, "Ran({} bytes)", result.as_ref().map_or(0, Bytes::len)),
+            Self::Ignored => f.write_str("Ignored"),
+            Self::Duplicate(outcome) => f.debug_tuple("Duplicate").field(outcome).finish(),
+            Self::FailedBefore(failed) => f.debug_tuple("FailedBefore").field(failed).finish(),
+            Self::DeadLettered { reason, ran } => {
+                f.debug_struct("DeadLettered").field("reason", reason).field("ran", ran).finish()
+            }
+        }
+    }
 }
 
 /// Why a delivery can't be answered now.

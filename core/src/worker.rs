@@ -127,11 +127,20 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Notes that a message was answered, which shows that earlier troubles are over.
-    fn note_success(&self) {
-        if self.troubled.swap(false, Ordering::Relaxed) {
+    /// Takes back the troubles that hold up no delivery any more.
+    fn look_for_recovery(&self) {
+        if !self.troubled.load(Ordering::Relaxed) {
+            return;
+        }
+        let (by_store, by_dead_letters) = self.budget.held_up();
+        if !by_store {
             self.health.clear(wait::STORE);
+        }
+        if !by_dead_letters {
             self.health.clear(wait::DEAD_LETTERS);
+        }
+        if !by_store && !by_dead_letters {
+            self.troubled.store(false, Ordering::Relaxed);
         }
     }
 
@@ -233,8 +242,9 @@ impl Worker {
                         Ok(()) => continue,
                         Err(error) => break Some(error),
                     },
-                    incoming = next => incoming,
+                    // Before the deliveries, of which there may be no end.
                     () = &mut house => continue,
+                    incoming = next => incoming,
                 };
                 let Some(incoming) = incoming else { break None };
                 self.dispatch(incoming, &queues, &mut tasks);
@@ -244,7 +254,11 @@ impl Worker {
             Some(error) => Some(error),
             None => self.drain(&mut tasks, &shutdown).await,
         };
-        tasks.shutdown().await;
+        if timeout(&*shared.engine.clock, GIVE_BACK, tasks.shutdown()).await.is_none() {
+            tracing::error!("a handler blocks its thread and can't be stopped");
+        }
+        // What still waits in a lane of a task that was stopped is unsettled.
+        drop(queues);
         self.end(panicked)
     }
 

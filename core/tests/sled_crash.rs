@@ -25,7 +25,14 @@ fn key(id: impl ToString) -> DedupKey {
 
 fn request(key: DedupKey) -> ClaimRequest {
     let hour = Duration::from_secs(3600);
-    let rules = Rules { lease: hour, retention: 24 * hour, max_failures: 5, max_crashes: 2, max_delay: hour };
+    let rules = Rules {
+        lease: hour,
+        retention: 24 * hour,
+        max_failures: 5,
+        max_crashes: 2,
+        max_delay: hour,
+        max_result: 99,
+    };
     ClaimRequest { key, token: Token::random(), fingerprint: None, rules, started: true, group: None }
 }
 

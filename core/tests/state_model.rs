@@ -33,7 +33,7 @@ fn rules(which: u8) -> Rules {
         _ => (30, 10, 3, 2, 20),
     };
     let [lease, retention, max_delay] = [lease, retention, max_delay].map(seconds);
-    Rules { lease, retention, max_failures, max_crashes, max_delay }
+    Rules { lease, retention, max_failures, max_crashes, max_delay, max_result: usize::MAX }
 }
 
 #[derive(Clone, Debug)]

@@ -19,6 +19,7 @@ fn request(id: &str) -> ClaimRequest {
             max_failures: 5,
             max_crashes: 5,
             max_delay: seconds(300),
+            max_result: usize::MAX,
         },
         started: true,
         group: None,

@@ -3,4 +3,5 @@
 pub mod log_broker;
 pub mod points;
 pub mod proxy;
+pub mod trial;
 pub mod witness;

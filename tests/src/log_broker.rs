@@ -4,7 +4,6 @@
 //! message that was settled and is run again can't hide behind a low-water mark.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -39,54 +38,99 @@ fn delivery(number: usize) -> Delivery {
     let offset = i64::try_from(number / PARTITIONS).unwrap_or_default();
     Delivery::new(Position::in_log("log", partition, offset), Some(Bytes::from(format!("payload of {id}"))))
         .with_key(Some(Bytes::from(id.clone())))
-        .with_headers(vec![("message-id".into(), Some(Bytes::from(id)))])
+        .with_headers(vec![
+            ("message-id".into(), Some(Bytes::from(id))),
+            ("number".into(), Some(Bytes::from(number.to_string()))),
+        ])
+}
+
+/// The number of a message, from its header.
+#[must_use]
+pub fn number_of(delivery: &Delivery) -> Option<usize> {
+    let header = delivery.header("number").flatten().next()?;
+    std::str::from_utf8(header).ok()?.parse().ok()
 }
 
 /// Delivers what is not settled yet, in order.
 #[derive(Debug)]
 pub struct LogBroker {
     left: VecDeque<usize>,
-    settled: Arc<Lines>,
-    killer: Arc<Killer>,
 }
 
 impl LogBroker {
-    /// A log of `messages`, with what earlier processes settled.
+    /// A log of `messages`, without what earlier processes settled.
     ///
     /// # Errors
-    /// When the file of settled deliveries can't be opened.
-    pub fn open(place: &Place, messages: usize, killer: Arc<Killer>) -> Result<Self> {
+    /// When the file of settled deliveries can't be read.
+    pub fn open(place: &Place, messages: usize) -> Result<Self> {
         let settled = place.read_settled()?;
-        let left = (0..messages).filter(|number| !settled.contains_key(number)).collect();
-        let path: &Path = &place.settled();
-        Ok(Self { left, settled: Arc::new(Lines::append_to(path)?), killer })
+        Ok(Self { left: (0..messages).filter(|number| !settled.contains_key(number)).collect() })
     }
 }
 
 #[async_trait]
 impl Source for LogBroker {
-    type Ack = LogAck;
+    type Ack = Written;
 
-    async fn next(&mut self) -> Option<Incoming<LogAck>> {
-        let number = self.left.pop_front()?;
-        let ack = LogAck { number, settled: Arc::clone(&self.settled), killer: Arc::clone(&self.killer) };
-        Some(Incoming { delivery: delivery(number), assignment: Assignment::default(), ack })
+    async fn next(&mut self) -> Option<Incoming<Written>> {
+        let delivery = delivery(self.left.pop_front()?);
+        Some(Incoming { delivery, assignment: Assignment::default(), ack: Written })
     }
 }
 
-/// Settles one delivery by a line in a file.
+/// Settling is what [`Watched`] writes down, and nothing more.
 #[derive(Debug)]
-pub struct LogAck {
+pub struct Written;
+
+impl Ack for Written {
+    fn settle(self) {}
+}
+
+/// A source whose settles are written down, and at whose settles the process may be killed.
+#[derive(Debug)]
+pub struct Watched<S> {
+    source: S,
+    settled: Arc<Lines>,
+    killer: Arc<Killer>,
+}
+
+impl<S> Watched<S> {
+    /// Watches `source`.
+    ///
+    /// # Errors
+    /// When the file of settled deliveries can't be opened.
+    pub fn new(source: S, place: &Place, killer: Arc<Killer>) -> Result<Self> {
+        Ok(Self { source, settled: Arc::new(Lines::append_to(&place.settled())?), killer })
+    }
+}
+
+#[async_trait]
+impl<S: Source> Source for Watched<S> {
+    type Ack = WatchedAck<S::Ack>;
+
+    async fn next(&mut self) -> Option<Incoming<Self::Ack>> {
+        let Incoming { delivery, assignment, ack } = self.source.next().await?;
+        let number = number_of(&delivery).unwrap_or(usize::MAX);
+        let (settled, killer) = (Arc::clone(&self.settled), Arc::clone(&self.killer));
+        Some(Incoming { delivery, assignment, ack: WatchedAck { ack, number, settled, killer } })
+    }
+}
+
+/// See [`Watched`].
+#[derive(Debug)]
+pub struct WatchedAck<A> {
+    ack: A,
     number: usize,
     settled: Arc<Lines>,
     killer: Arc<Killer>,
 }
 
-impl Ack for LogAck {
+impl<A: Ack> Ack for WatchedAck<A> {
     fn settle(self) {
         self.killer.pass(Point::BeforeSettle);
-        // A settle that fails is a message delivered again.
+        // A line that fails is a message that looks unsettled.
         let _ = self.settled.push(&format!("{} {}", self.number, std::process::id()));
+        self.ack.settle();
         self.killer.pass(Point::AfterSettle);
     }
 }

@@ -189,6 +189,7 @@ pub fn settle(
     max_result: usize,
 ) -> (Change, SettleAnswer) {
     let refuse = |refusal| (Change::Keep, SettleAnswer::Refused(refusal));
+    let max_result = max_result.min(claim.rules.max_result);
     let Some(old) = record.filter(|record| !record.is_expired(now)) else {
         return refuse(Refusal::Superseded);
     };

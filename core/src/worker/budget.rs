@@ -25,6 +25,7 @@ struct Used {
     bytes: usize,
     waiting: usize,
     held_up_by_store: usize,
+    held_up_by_dead_letters: usize,
 }
 
 /// A delivery's place. Dropped, it is free.
@@ -36,8 +37,8 @@ pub(crate) struct Place {
 
 /// Counts something that keeps a delivery from being worked on.
 #[derive(Debug)]
-pub(crate) struct Hold<'a> {
-    budget: &'a Budget,
+pub(crate) struct Hold {
+    budget: Arc<Budget>,
     counter: fn(&mut Used) -> &mut usize,
 }
 
@@ -52,7 +53,7 @@ impl Drop for Place {
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for Hold {
     fn drop(&mut self) {
         let mut used = self.budget.lock();
         let counter = (self.counter)(&mut used);
@@ -101,19 +102,30 @@ impl Budget {
         Place { budget: Arc::clone(self), number }
     }
 
-    fn hold(&self, counter: fn(&mut Used) -> &mut usize) -> Hold<'_> {
+    fn hold(self: &Arc<Self>, counter: fn(&mut Used) -> &mut usize) -> Hold {
         *counter(&mut self.lock()) += 1;
-        Hold { budget: self, counter }
+        Hold { budget: Arc::clone(self), counter }
     }
 
     /// A delivery waits for its copy or its back-off.
-    pub(crate) fn waiting(&self) -> Hold<'_> {
+    pub(crate) fn waiting(self: &Arc<Self>) -> Hold {
         self.hold(|used| &mut used.waiting)
     }
 
     /// A delivery waits for the store: until it is back, nothing more is taken in.
-    pub(crate) fn held_up_by_store(&self) -> Hold<'_> {
+    pub(crate) fn held_up_by_store(self: &Arc<Self>) -> Hold {
         self.hold(|used| &mut used.held_up_by_store)
+    }
+
+    /// A delivery waits for its dead letter to be confirmed.
+    pub(crate) fn held_up_by_dead_letters(self: &Arc<Self>) -> Hold {
+        self.hold(|used| &mut used.held_up_by_dead_letters)
+    }
+
+    /// Whether a delivery is held up by the store, and whether one is by the dead letters.
+    pub(crate) fn held_up(&self) -> (bool, bool) {
+        let used = self.lock();
+        (used.held_up_by_store > 0, used.held_up_by_dead_letters > 0)
     }
 
     /// The delivery that has been in flight for longest, and since when.

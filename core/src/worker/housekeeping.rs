@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Shared;
 use crate::names;
+use crate::settle::Unsettled;
 use crate::store::DedupStore;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -19,6 +20,7 @@ pub(crate) async fn keep_house(shared: &Shared) {
         purge(shared).await;
         gauges(shared).await;
         look_for_stalls(shared);
+        shared.look_for_recovery();
     }
 }
 
@@ -33,6 +35,9 @@ async fn purge(shared: &Shared) {
             }
             Err(error) => {
                 tracing::warn!(%error, "expired records could not be purged");
+                if error.is_fatal() {
+                    shared.fail(Unsettled::Store(error));
+                }
                 return;
             }
         }

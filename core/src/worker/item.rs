@@ -17,8 +17,8 @@ use crate::stop::Stop;
 /// unsettled.
 pub(crate) struct Item<A: Ack> {
     pub(crate) delivery: Delivery,
-    /// Names its next claim. Kept as long as the store answers with errors, so that a claim whose answer was
-    /// lost is found again.
+    /// Names its next claim. Kept as long as the store answers claims with errors, so that a claim whose
+    /// answer was lost is found again; a new one as soon as there was an answer.
     pub(crate) token: Token,
     assignment: Assignment,
     ack: Option<A>,
@@ -37,6 +37,11 @@ impl<A: Ack> Item<A> {
         Self { delivery, token, assignment, ack: Some(ack), shared, received_at, _place: place }
     }
 
+    /// Its key as logs show it; `None` when it has none.
+    pub(crate) fn key(&self) -> Option<String> {
+        self.shared.engine.identify(&self.delivery).ok().map(|key| key.to_string())
+    }
+
     /// Asked for when nothing more should be started for this delivery.
     pub(crate) fn no_start(&self) -> Stop {
         Stop::either(&self.shared.closing, &self.assignment.closing)
@@ -47,8 +52,11 @@ impl<A: Ack> Item<A> {
         Stop::either(&self.shared.cancelled, &self.assignment.lost)
     }
 
-    /// Settles it with its broker. What `settled` says is durable.
+    /// Settles it with its broker, unless it is another's by now. What `settled` says is durable.
     pub(crate) fn settle(mut self, settled: &Settled) {
+        if self.assignment.lost.is_cancelled() {
+            return;
+        }
         if let Some(ack) = self.ack.take() {
             ack.settle();
             let seconds = self.shared.engine.clock.monotonic().saturating_sub(self.received_at).as_secs_f64();

@@ -14,13 +14,13 @@ use super::item::Item;
 use super::pipeline::{Broken, Done, Pipeline};
 use super::source::Ack;
 use super::wait::{Again, Patience};
-use crate::attempt::{Effect, Ended};
+use crate::attempt::{Company, Effect, Ended, Start};
 use crate::claim::{ClaimAnswer, Stage, Token};
 use crate::delivery::Delivery;
-use crate::engine::{Claimed, Stored};
+use crate::engine::Stored;
 use crate::error::StoreError;
 use crate::lease::Lease;
-use crate::settle::{Disposition, Unsettled};
+use crate::settle::{Disposition, Later, Unsettled};
 
 pub(crate) struct Lane<A: Ack> {
     shared: Arc<Shared>,
@@ -44,9 +44,9 @@ impl From<Broken> for Stopped {
     }
 }
 
-/// An item with what its claim came to.
+/// What the claim of an item came to.
 enum Next {
-    Run(Lease),
+    Held { lease: Lease, start: Start },
     Answer(Result<ClaimAnswer, StoreError>),
 }
 
@@ -74,80 +74,117 @@ impl<A: Ack> Lane<A> {
     }
 
     /// Stores what is done, with nothing else to do.
-    pub(crate) async fn settle_done(&mut self) {
-        if let Err(broken) = self.pipeline.drain().await {
-            self.restart(broken).await;
-        }
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on where it was with the next call.
+    pub(crate) async fn store_done(&mut self) -> Result<(), Broken> {
+        self.pipeline.drain().await
     }
 
     /// Processes a run of messages from the window's head.
     pub(crate) async fn advance(&mut self) {
         // A span that is closing starts nothing more; the broker delivers these to whoever has it next.
         self.window.retain(|item| !item.no_start().is_asked());
-        let Some(slot) = self.slot().await else { return };
-        match self.run(slot).await {
+        let slot = match self.slot().await {
+            Ok(Some(slot)) => slot,
+            Ok(None) => return,
+            Err(broken) => return self.restart(broken).await,
+        };
+        let (_slot, company) = slot;
+        match self.run(company).await {
             Ok(()) => {}
             Err(Stopped::Broken(broken)) => self.restart(broken).await,
             Err(Stopped::Wait(disposition)) => self.wait(disposition).await,
         }
     }
 
-    /// A slot to run in; claims nothing before it has one. `None` when it is not wanted any more.
-    async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
-        let no_start = self.window.front()?.no_start();
+    /// A slot to run in; claims nothing before it has one, and stores meanwhile what is done. `None` when it
+    /// is not wanted any more.
+    async fn slot(&mut self) -> Result<Option<(OwnedSemaphorePermit, Company)>, Broken> {
+        let Some(head) = self.window.front() else { return Ok(None) };
+        let no_start = head.no_start();
         let slots = Arc::clone(&self.shared.slots);
-        let slot = tokio::select! {
-            biased;
-            () = no_start.asked() => None,
-            slot = slots.acquire_owned() => slot.ok(),
+        let slot = async {
+            let slot = slots.acquire_owned().await.ok()?;
+            Some((slot, Company::new(false).await))
         };
-        slot
+        tokio::select! {
+            biased;
+            () = no_start.asked() => Ok(None),
+            slot = slot => Ok(slot),
+            broken = self.pipeline.broken() => Err(broken),
+        }
     }
 
-    async fn run(&mut self, _slot: OwnedSemaphorePermit) -> Result<(), Stopped> {
-        let mut nexts = self.claim_run().await;
+    async fn run(&mut self, company: Company) -> Result<(), Stopped> {
+        let mut nexts = self.claim_run(company).await;
         if nexts.is_empty() {
             return self.without_id().await;
         }
+        let mut stale = false;
         while let Some(next) = nexts.pop_front() {
+            let runs = matches!(next, Next::Held { .. });
             let stopped = match self.one(next).await {
-                Ok(()) => continue,
+                Ok(()) => {
+                    stale |= runs;
+                    continue;
+                }
                 Err(stopped) => stopped,
             };
             // Claimed and not started: given back, uncharged, before the lane waits.
             let held = nexts.iter().filter_map(|next| match next {
-                Next::Run(lease) => Some(lease.claim.clone()),
+                Next::Held { lease, .. } => Some(lease),
                 Next::Answer(_) => None,
             });
             self.shared.engine.give_back(held.collect()).await;
-            return Err(stopped);
+            return match stopped {
+                // A copy of what has just run, perhaps: it is asked for again as soon as that is stored.
+                Stopped::Wait(Disposition::Later { why: Later::InProgress, .. })
+                    if stale || !self.pipeline.is_empty() =>
+                {
+                    self.pipeline.drain().await.map_err(Stopped::Broken)
+                }
+                stopped => Err(stopped),
+            };
         }
         Ok(())
     }
 
     /// Claims from the window's head up to the first message without an id.
-    async fn claim_run(&mut self) -> VecDeque<Next> {
-        let engine = &self.shared.engine;
+    async fn claim_run(&mut self, company: Company) -> VecDeque<Next> {
+        let engine = Arc::clone(&self.shared.engine);
         let mut requests = Vec::new();
         for item in &self.window {
             let Ok(key) = engine.identify(&item.delivery) else { break };
             // Only the first is sure to start at once.
-            let started = requests.is_empty() && self.pipeline.is_empty();
+            let started = requests.is_empty() && !self.pipeline.is_full();
             requests.push(engine.request(&key, &item.delivery, item.token, started, Some(0)));
         }
         if requests.is_empty() {
             return VecDeque::new();
         }
         let sent_at = engine.clock.monotonic();
-        let answers = engine.store.claim_many(requests).await;
-        let keep = |answer| match answer {
-            Ok(ClaimAnswer::Acquired(claim)) if claim.stage == Stage::Run => {
-                Next::Run(engine.leases.keep(claim, sent_at))
-            }
-            other => Next::Answer(other),
-        };
+        let answers = engine.call_many(requests.len(), engine.store.claim_many(requests)).await;
         let behind = |answer: &Result<_, _>| matches!(answer, Ok(ClaimAnswer::Behind));
-        answers.into_iter().take_while(|answer| !behind(answer)).map(keep).collect()
+        let mut first = Some(company).filter(|_| !self.pipeline.is_full());
+        let mut nexts = VecDeque::new();
+        for (item, answer) in self.window.iter_mut().zip(answers.into_iter().take_while(|a| !behind(a))) {
+            if answer.is_ok() {
+                // A late call of this claim must not meet the next one under its token.
+                item.token = Token::random();
+            }
+            if matches!(answer, Ok(ClaimAnswer::Acquired(_))) {
+                self.patience.answered(&self.shared);
+            }
+            let start = first.take().map_or(Start::NotYet, Start::WithClaim);
+            nexts.push_back(match answer {
+                Ok(ClaimAnswer::Acquired(claim)) => {
+                    Next::Held { lease: engine.hold(claim, sent_at, &item.delivery), start }
+                }
+                other => Next::Answer(other),
+            });
+        }
+        nexts
     }
 
     fn head(&self) -> Option<Delivery> {
@@ -163,85 +200,95 @@ impl<A: Ack> Lane<A> {
 
     /// Processes the message at the window's head.
     async fn one(&mut self, next: Next) -> Result<(), Stopped> {
+        let Some(delivery) = self.head() else { return Ok(()) };
+        let engine = Arc::clone(&self.shared.engine);
         match next {
-            Next::Run(lease) => self.run_head(lease).await,
-            Next::Answer(answer) => {
-                let Some(delivery) = self.head() else { return Ok(()) };
-                let engine = &self.shared.engine;
-                let Ok(key) = engine.identify(&delivery) else { return Ok(()) };
-                let sent_at = engine.clock.monotonic();
-                match engine.claimed(answer, sent_at, &key, &delivery).await {
-                    Claimed::Run(lease) => self.run_head(lease).await,
-                    Claimed::Decided(disposition) => self.answer_head(disposition),
+            Next::Held { lease, start } => match lease.claim.stage.clone() {
+                Stage::Run => self.run_head(lease, start).await,
+                Stage::DeadLetter(reason) => {
+                    drop(start);
+                    self.drain_before(&lease).await?;
+                    let disposition = engine.publish(lease, &delivery, reason, false).await;
+                    self.answer_head(disposition)
                 }
+            },
+            Next::Answer(answer) => {
+                let Ok(key) = engine.identify(&delivery) else { return Ok(()) };
+                // What was acquired is held, and no such answer.
+                let disposition = engine.decided(answer, engine.clock.monotonic(), &key, &delivery).await;
+                self.answer_head(disposition)
             }
         }
     }
 
+    /// Stores what came before the holder of `lease`, whose own outcome must not be durable earlier.
+    async fn drain_before(&mut self, lease: &Lease) -> Result<(), Stopped> {
+        let drained = self.pipeline.drain().await;
+        if drained.is_err() {
+            self.shared.engine.give_back(vec![lease]).await;
+        }
+        drained.map_err(Stopped::Broken)
+    }
+
     /// Runs the handler of the window's head, while earlier outcomes go to the disk.
-    async fn run_head(&mut self, mut lease: Lease) -> Result<(), Stopped> {
+    async fn run_head(&mut self, mut lease: Lease, mut start: Start) -> Result<(), Stopped> {
         if let Err(broken) = self.pipeline.make_room().await {
-            self.shared.engine.give_back(vec![lease.claim.clone()]).await;
+            self.shared.engine.give_back(vec![&lease]).await;
             return Err(broken.into());
         }
         loop {
-            let ended = self.attempt_head(&lease).await?;
-            let ended = match ended {
+            let ended = match self.attempt_head(&lease, start).await? {
                 Ended::Done(Effect { reply, commit: None }, context) => {
                     if let Some(item) = self.window.pop_front() {
-                        self.pipeline.push(Done { item, lease, context, reply });
                         self.patience = Patience::default();
+                        self.pipeline.push(Done { item, lease, context, reply });
                     }
                     return Ok(());
+                }
+                // Given back before anything else: there may be little time left.
+                Ended::Stopped(unsettled) => {
+                    let disposition = self.shared.engine.leave(&lease, unsettled).await;
+                    return self.answer_head(disposition);
                 }
                 other => other,
             };
             // Anything else is stored after all that came before it.
-            if let Err(broken) = self.pipeline.drain().await {
-                self.shared.engine.give_back(vec![lease.claim.clone()]).await;
-                return Err(broken.into());
-            }
+            self.drain_before(&lease).await?;
             let Some(delivery) = self.head() else { return Ok(()) };
             match self.shared.engine.store_outcome(lease, ended, &delivery).await {
                 Stored::As(disposition) => return self.answer_head(disposition),
-                Stored::RunAgain(same) => lease = same,
+                Stored::RunAgain(same) => (lease, start) = (same, Start::Before),
             }
         }
     }
 
-    async fn attempt_head(&mut self, lease: &Lease) -> Result<Ended, Stopped> {
+    async fn attempt_head(&mut self, lease: &Lease, start: Start) -> Result<Ended, Stopped> {
         let Some(item) = self.window.front() else { return Ok(Ended::Stopped(Unsettled::Cancelled)) };
         let shared = Arc::clone(&self.shared);
         let (delivery, no_start, no_more) = (item.delivery.clone(), item.no_start(), item.no_more());
         if no_start.is_asked() {
             return Ok(Ended::Stopped(Unsettled::Cancelled));
         }
-        let attempt = shared.engine.attempt(&*shared.handler, lease, &delivery, false, &no_more);
-        tokio::pin!(attempt);
-        let pipeline = &mut self.pipeline;
+        // The handler that is not wanted any more is dropped here, before its claim is given back.
         let broken = tokio::select! {
             biased;
-            ended = &mut attempt => return Ok(ended),
-            broken = async {
-                match pipeline.drain().await {
-                    Err(broken) => broken,
-                    Ok(()) => std::future::pending().await,
-                }
-            } => broken,
+            ended = shared.engine.attempt(&*shared.handler, lease, &delivery, start, &no_more) => {
+                return Ok(ended);
+            }
+            broken = self.pipeline.broken() => broken,
         };
-        // Dropping the attempt cancels the handler.
-        shared.engine.give_back(vec![lease.claim.clone()]).await;
+        shared.engine.give_back(vec![lease]).await;
         Err(Stopped::Broken(broken))
     }
 
     fn answer_head(&mut self, disposition: Disposition) -> Result<(), Stopped> {
         match disposition {
             Disposition::Settle(settled) => {
+                self.patience = Patience::default();
+                self.shared.look_for_recovery();
                 if let Some(item) = self.window.pop_front() {
-                    self.shared.note_success();
                     item.settle(&settled);
                 }
-                self.patience = Patience::default();
                 Ok(())
             }
             other => Err(Stopped::Wait(other)),
@@ -249,10 +296,10 @@ impl<A: Ack> Lane<A> {
     }
 
     /// Puts back what is not durable, so that it is processed again in its order.
-    async fn restart(&mut self, broken: Broken) {
+    pub(crate) async fn restart(&mut self, broken: Broken) {
         let back = self.pipeline.take_back();
         // Refused where the outcome is stored after all, which the next claim then tells.
-        self.shared.engine.give_back(back.iter().map(|done| done.lease.claim.clone()).collect()).await;
+        self.shared.engine.give_back(back.iter().map(|done| &done.lease).collect()).await;
         for Done { mut item, .. } in back.into_iter().rev() {
             item.token = Token::random();
             self.window.push_front(item);

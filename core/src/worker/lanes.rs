@@ -106,10 +106,14 @@ pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, queues: Arc<Queues<A>>,
         if lane.has_work() {
             lane.advance().await;
         } else if !lane.is_idle() {
-            tokio::select! {
+            // Only the storing may be dropped half-way, and goes on where it was.
+            let broken = tokio::select! {
                 biased;
-                () = arrived.notified() => {}
-                () = lane.settle_done() => {}
+                () = arrived.notified() => None,
+                stored = lane.store_done() => stored.err(),
+            };
+            if let Some(broken) = broken {
+                lane.restart(broken).await;
             }
         } else if queues.end(&id) {
             return;

@@ -9,8 +9,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::Shared;
+use super::budget::Hold;
 use super::item::Item;
 use super::source::Ack;
+use super::wait::STORE;
 use crate::claim::{Refusal, SettleAnswer, SettleRequest, Verb};
 use crate::error::StoreError;
 use crate::handler::{Context, Reply};
@@ -34,6 +36,7 @@ pub(crate) struct Pipeline<A: Ack> {
     done: VecDeque<Done<A>>,
     under_way: Option<BoxFuture<'static, Answers>>,
     retry_in: Duration,
+    held_up: Option<Hold>,
 }
 
 type Answers = Vec<Result<SettleAnswer, StoreError>>;
@@ -43,7 +46,7 @@ const RETRY_MOST: Duration = Duration::from_secs(1);
 
 impl<A: Ack> Pipeline<A> {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, done: VecDeque::new(), under_way: None, retry_in: Duration::ZERO }
+        Self { shared, done: VecDeque::new(), under_way: None, retry_in: Duration::ZERO, held_up: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -62,6 +65,7 @@ impl<A: Ack> Pipeline<A> {
     pub(crate) fn take_back(&mut self) -> Vec<Done<A>> {
         self.under_way = None;
         self.retry_in = Duration::ZERO;
+        self.held_up = None;
         self.done.drain(..).collect()
     }
 
@@ -74,6 +78,14 @@ impl<A: Ack> Pipeline<A> {
             self.step().await?;
         }
         Ok(())
+    }
+
+    /// Stores outcomes, and ends only when one is refused or unknown: for doing something else meanwhile.
+    pub(crate) async fn broken(&mut self) -> Broken {
+        match self.drain().await {
+            Err(broken) => broken,
+            Ok(()) => std::future::pending().await,
+        }
     }
 
     /// Stores outcomes until there is room for one more.
@@ -102,20 +114,19 @@ impl<A: Ack> Pipeline<A> {
     }
 
     fn send(&self) -> BoxFuture<'static, Answers> {
-        let request = |(at, done): (usize, &Done<A>)| {
-            // The first is stored whatever it carries; what is behind it was checked like it.
-            debug_assert!(at < self.shared.engine.policy.pipeline());
-            let result = self.shared.engine.result_to_keep(&done.lease.claim, done.reply.0.clone());
+        let request = |done: &Done<A>| {
+            let result = self.shared.engine.result_to_keep(&done.lease, done.reply.0.clone());
             let verb = Verb::Complete { result };
             SettleRequest { claim: done.lease.claim.clone(), verb, group: Some(0) }
         };
-        let requests: Vec<_> = self.done.iter().enumerate().map(request).collect();
+        let requests: Vec<_> = self.done.iter().map(request).collect();
         let (shared, wait) = (Arc::clone(&self.shared), self.retry_in);
         Box::pin(async move {
             if !wait.is_zero() {
                 shared.engine.clock.sleep(wait).await;
             }
-            shared.engine.store.settle_many(requests).await
+            let engine = &shared.engine;
+            engine.call_many(requests.len(), engine.store.settle_many(requests)).await
         })
     }
 
@@ -124,6 +135,7 @@ impl<A: Ack> Pipeline<A> {
             match answer {
                 Ok(SettleAnswer::Applied(_)) => {
                     self.retry_in = Duration::ZERO;
+                    self.held_up = None;
                     if let Some(done) = self.done.pop_front() {
                         done.settle(&self.shared);
                     }
@@ -134,7 +146,13 @@ impl<A: Ack> Pipeline<A> {
                 }
                 Err(error) if error.is_retryable() => {
                     let error = self.shared.engine.note_store_error(error);
-                    tracing::warn!(%error, "an outcome could not be stored; sending it again");
+                    if let Some(Done { item, lease, .. }) = self.done.front() {
+                        let (key, attempt) = (&lease.claim.key, lease.claim.attempt());
+                        let position = item.delivery.position();
+                        tracing::warn!(%key, %position, attempt, %error, "an outcome could not be stored; sending it again");
+                    }
+                    self.held_up = Some(self.shared.budget.held_up_by_store());
+                    self.shared.trouble(STORE, format!("the store failed: {error}"));
                     self.retry_in = (self.retry_in * 2).clamp(RETRY_FIRST, RETRY_MOST);
                     return Ok(());
                 }
@@ -154,7 +172,7 @@ impl<A: Ack> Done<A> {
         drop(lease);
         context.take_after().into_iter().for_each(|future| drop(tokio::spawn(future)));
         let settled = Settled::Ran { result: reply.0 };
-        shared.note_success();
+        shared.look_for_recovery();
         item.settle(&settled);
     }
 }

@@ -6,6 +6,8 @@ use super::Shared;
 use super::item::Item;
 use super::source::Ack;
 use super::wait::{Again, Patience};
+use crate::claim::Token;
+use crate::idempotent::Reached;
 use crate::settle::Disposition;
 
 /// Processes `item` until it is settled, or must be left to another delivery.
@@ -19,12 +21,27 @@ pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, mut item: Item<A>) {
             slot = Arc::clone(&shared.slots).acquire_owned() => slot,
         };
         let engine = &shared.engine;
-        // The slot is for running: it is free again while the outcome is on its way to the disk.
-        let ran = move || drop(slot);
-        let disposition = engine.process(&*shared.handler, &item.delivery, item.token, &no_more, ran).await;
+        let (mut claimed, mut slot) = (false, Some(slot));
+        let reached = |reached| match reached {
+            Reached::Claimed => {
+                claimed = true;
+                patience.answered(&shared);
+            }
+            // The slot is for running: it is free again while the outcome is on its way to the disk.
+            Reached::Ran => drop(slot.take()),
+        };
+        let disposition =
+            engine.process(&*shared.handler, &item.delivery, item.token, &no_more, reached).await;
+        // Who waits needs none.
+        drop(slot);
+        if claimed {
+            // A late call of that claim must not meet the next one under its token.
+            item.token = Token::random();
+        }
         let again = match disposition {
             Disposition::Settle(settled) => {
-                shared.note_success();
+                drop(patience);
+                shared.look_for_recovery();
                 return item.settle(&settled);
             }
             Disposition::Later { why, retry_after } => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rand::RngExt;
 
 use super::Shared;
+use super::budget::Hold;
 use super::item::Item;
 use super::source::Ack;
 use crate::claim::Token;
@@ -22,6 +23,10 @@ pub(crate) struct Patience {
     rounds: u32,
     waited_for_copy: Duration,
     timed_out: bool,
+    /// What holds it up, also while it is tried again: until that has worked, nothing more is taken in.
+    held_up: Option<Hold>,
+    /// It waits, also while it asks whether it still must.
+    waiting: Option<Hold>,
 }
 
 /// Whether to process the delivery again.
@@ -39,6 +44,14 @@ impl Patience {
         ceiling.mul_f64(rand::rng().random_range(0.5..1.0))
     }
 
+    /// It is claimed: nothing holds it up any more, however long its handler takes.
+    pub(crate) fn answered(&mut self, shared: &Shared) {
+        self.waiting = None;
+        if self.held_up.take().is_some() {
+            shared.look_for_recovery();
+        }
+    }
+
     /// Waits until asking again makes sense.
     pub(crate) async fn later<A: Ack>(
         &mut self,
@@ -47,8 +60,10 @@ impl Patience {
         why: Later,
         retry_after: Duration,
     ) -> Again {
+        self.held_up = None;
+        shared.look_for_recovery();
         item.token = Token::random();
-        let _waiting = shared.budget.waiting();
+        self.waiting.get_or_insert_with(|| shared.budget.waiting());
         if why != Later::InProgress {
             self.rounds = 0;
             return sleep(shared, retry_after, &item.no_start()).await;
@@ -70,7 +85,8 @@ impl Patience {
         self.waited_for_copy += shared.engine.clock.monotonic().saturating_sub(began);
         if self.waited_for_copy >= shared.engine.policy.max_wait() && !self.timed_out {
             self.timed_out = true;
-            tracing::warn!(position = %item.delivery.position(), "a copy still runs after the longest wait");
+            let (key, position) = (item.key(), item.delivery.position());
+            tracing::warn!(key, %position, "a copy still runs after the longest wait");
             let scope = shared.engine.scope_label.clone();
             metrics::counter!(names::WAIT_TIMED_OUT, "scope" => scope).increment(1);
         }
@@ -84,30 +100,38 @@ impl Patience {
         item: &mut Item<A>,
         unsettled: Unsettled,
     ) -> Again {
-        let position = item.delivery.position();
+        let (key, position) = (item.key(), item.delivery.position());
         if unsettled.is_fatal() {
+            tracing::error!(key, %position, "the message stays unsettled");
             shared.fail(unsettled);
             return Again::No;
         }
         match unsettled {
             Unsettled::Cancelled => return Again::No,
             Unsettled::Store(error) => {
-                tracing::warn!(%position, %error, "the store failed; the message waits for it");
-                let _held_up = shared.budget.held_up_by_store();
+                tracing::warn!(key, %position, %error, "the store failed; the message waits for it");
+                self.held_up = Some(shared.budget.held_up_by_store());
                 shared.trouble(STORE, format!("the store failed: {error}"));
                 return sleep(shared, self.pause(STORE_MOST), &item.no_start()).await;
             }
             Unsettled::DeadLetter(error) => {
+                self.held_up = Some(shared.budget.held_up_by_dead_letters());
                 shared.trouble(DEAD_LETTERS, error.to_string());
-                let _waiting = shared.budget.waiting();
+                self.waiting.get_or_insert_with(|| shared.budget.waiting());
                 let pause = self.pause(STORE_MOST);
                 item.token = Token::random();
                 return sleep(shared, pause, &item.no_start()).await;
             }
-            other => tracing::warn!(%position, problem = %other, "not settled; it is processed again"),
+            other => {
+                tracing::warn!(key, %position, problem = %other, "not settled; it is processed again");
+                // Most often it is the store that could not be reached: that shows with the next claim.
+                let store = matches!(other, Unsettled::LeaseLost | Unsettled::OutcomeUnknown(_));
+                self.held_up = store.then(|| shared.budget.held_up_by_store());
+            }
         }
+        shared.look_for_recovery();
         item.token = Token::random();
-        let _waiting = shared.budget.waiting();
+        self.waiting.get_or_insert_with(|| shared.budget.waiting());
         sleep(shared, self.pause(MOST), &item.no_start()).await
     }
 }

@@ -109,7 +109,7 @@ pub async fn completed_claim_has_ended<H: Harness>(harness: &H) {
 /// Scenario 39: a result up to the store's bound is kept; a longer one is not, but the operation is done,
 /// never run again, and the repeats are told.
 pub async fn result_over_the_bound_is_not_kept<H: Harness>(harness: &H) {
-    let desk = Desk::open(harness).await;
+    let mut desk = Desk::open(harness).await;
     let max = desk.store.capabilities().max_value;
     let (fits, too_long) = (Bytes::from(vec![7; max]), Bytes::from(vec![7; max + 1]));
     for (id, result) in [("fits", &fits), ("too long", &too_long)] {
@@ -121,4 +121,12 @@ pub async fn result_over_the_bound_is_not_kept<H: Harness>(harness: &H) {
     assert_eq!(completed(desk.claim("fits").await).result, StoredResult::Kept(fits));
     let not_kept = StoredResult::NotKept { len: too_long.len() as u64 };
     assert_eq!(completed(desk.claim("too long").await).result, not_kept);
+
+    // The rules' own bound counts too, where it is the lower one.
+    desk.rules.max_result = 3;
+    for (id, kept) in [("123", true), ("1234", false)] {
+        let claim = desk.start(id).await;
+        desk.apply(&claim, Verb::Complete { result: Some(Bytes::from(id)) }).await;
+        assert_eq!(completed(desk.claim(id).await).result.bytes().is_some(), kept);
+    }
 }

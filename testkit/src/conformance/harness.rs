@@ -49,6 +49,7 @@ pub trait Harness: Send + Sync + 'static {
             max_failures: 3,
             max_crashes: 2,
             max_delay: Duration::from_secs(60),
+            max_result: usize::MAX,
         }
     }
 

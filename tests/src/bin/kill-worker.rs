@@ -1,10 +1,12 @@
 //! A worker that kills itself at a named point, or waits to be killed.
 //!
-//! `kill-worker DIR MESSAGES LANES EFFECT [POINT NTH]`; EFFECT is `inbox` (a row in the outcome's transaction)
-//! or `file` (a line in a file, outside of it).
+//! `kill-worker DIR SOURCE LANES EFFECT [POINT NTH]`. SOURCE is a number of messages of the log on a file, or the
+//! address of a Kafka cluster; EFFECT is `inbox` (a row in the outcome's transaction) or `file` (a line in a
+//! file, outside of it).
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
@@ -14,20 +16,23 @@ use einmal::{
     Context, Failure, Handler, Idempotent, Reply, Run, Scope, Settings, SledConfig, SledStore, SledTx,
     TxHandler,
 };
-use einmal_tests::log_broker::LogBroker;
+use einmal_kafka::{KafkaConfig, KafkaConsumer};
+use einmal_tests::log_broker::{LogBroker, Watched};
 use einmal_tests::points::{Killer, Point};
 use einmal_tests::witness::{Lines, Place};
+use rdkafka::ClientConfig;
+use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (directory, messages, lanes, effect, kill) = match args.as_slice() {
-        [directory, messages, lanes, effect] => (directory, messages, lanes, effect, None),
-        [directory, messages, lanes, effect, point, nth] => {
-            (directory, messages, lanes, effect, Some((point.parse::<Point>()?, nth.parse::<i64>()?)))
+    let (directory, source, lanes, effect, kill) = match args.as_slice() {
+        [directory, source, lanes, effect] => (directory, source, lanes, effect, None),
+        [directory, source, lanes, effect, point, nth] => {
+            (directory, source, lanes, effect, Some((point.parse::<Point>()?, nth.parse::<i64>()?)))
         }
-        _ => bail!("usage: kill-worker DIR MESSAGES LANES EFFECT [POINT NTH]"),
+        _ => bail!("usage: kill-worker DIR SOURCE LANES EFFECT [POINT NTH]"),
     };
     let killer = Arc::new(Killer::new(kill.map(|(point, _)| point), kill.map_or(0, |(_, nth)| nth)));
     let place = Place(PathBuf::from(directory));
@@ -46,31 +51,61 @@ async fn main() -> Result<()> {
         });
     });
     let store = SledStore::open(config.build()?).await.context("the store")?;
-    let source = LogBroker::open(&place, messages.parse()?, Arc::clone(&killer))?;
     let handler = Effect {
         starts: Lines::append_to(&place.starts())?,
         effects: Lines::append_to(&place.0.join("effects.log"))?,
-        killer,
+        killer: Arc::clone(&killer),
     };
     let settings = Settings::new(Scope::new("kill")?);
     let config = WorkerConfig { lanes, ..WorkerConfig::default() };
+    let job = Job { place, source: source.clone(), config, killer };
     match effect.as_str() {
-        "inbox" => work(&Idempotent::in_tx(store, handler, settings)?, config, source).await,
-        "file" => work(&Idempotent::new(store, handler, settings)?, config, source).await,
+        "inbox" => job.work(&Idempotent::in_tx(store, handler, settings)?).await,
+        "file" => job.work(&Idempotent::new(store, handler, settings)?).await,
         other => bail!("there is no effect {other}"),
     }
 }
 
-async fn work<H: Run>(
-    idempotent: &Idempotent<SledStore, H>,
+struct Job {
+    place: Place,
+    source: String,
     config: WorkerConfig,
-    source: LogBroker,
-) -> Result<()> {
-    let worker = Worker::new(idempotent, config)?;
-    let summary = worker.run(source, CancellationToken::new()).await?;
-    idempotent.store().close().await?;
-    println!("{summary:?}");
-    Ok(())
+    killer: Arc<Killer>,
+}
+
+impl Job {
+    async fn work<H: Run>(self, idempotent: &Idempotent<SledStore, H>) -> Result<()> {
+        let worker = Worker::new(idempotent, self.config)?;
+        match self.source.parse() {
+            Ok(messages) => {
+                let log = LogBroker::open(&self.place, messages)?;
+                worker.run(Watched::new(log, &self.place, self.killer)?, CancellationToken::new()).await?;
+            }
+            Err(_) => self.consume(&worker).await?,
+        }
+        idempotent.store().close().await?;
+        println!("{:?}", worker.summary());
+        Ok(())
+    }
+
+    /// Consumes until its standard input ends.
+    async fn consume(self, worker: &Worker) -> Result<()> {
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", &self.source).set("group.id", "kill");
+        // The mock cluster gives a killed member up after twice this time, and lets none join under 3 s.
+        client.set("session.timeout.ms", "3500").set("heartbeat.interval.ms", "900");
+        let config = KafkaConfig::builder(client).topics(["log"]).drain(Duration::from_secs(2)).build()?;
+        let (source, consumer) = KafkaConsumer::start(&config, worker.health().clone())?;
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        tokio::spawn(async move {
+            let _ = tokio::io::stdin().read(&mut [0]).await;
+            stop.cancel();
+        });
+        worker.run(Watched::new(source, &self.place, self.killer)?, shutdown).await?;
+        consumer.close().await?;
+        Ok(())
+    }
 }
 
 /// Writes down that it starts, and then has its effect.

@@ -211,7 +211,14 @@ mod tests {
         let scope = Scope::with_prefix(&"p".repeat(MAX_PREFIX_LEN), "s".repeat(MAX_LEN)).unwrap();
         let key = DedupKey::new(scope, MessageId::new("m".repeat(MAX_LEN)).unwrap());
         let long = std::time::Duration::from_secs(u64::from(u32::MAX));
-        let rules = Rules { lease: long, retention: long, max_failures: 5, max_crashes: 5, max_delay: long };
+        let rules = Rules {
+            lease: long,
+            retention: long,
+            max_failures: 5,
+            max_crashes: 5,
+            max_delay: long,
+            max_result: 0,
+        };
         let fingerprint = Some(crate::fingerprint::Fingerprint::raw(None));
         let token = Token::from_bytes([255; 16]);
         let request =

@@ -161,6 +161,7 @@ fn request(key: &DedupKey) -> ClaimRequest {
         max_failures: 3,
         max_crashes: 2,
         max_delay: Duration::from_secs(300),
+        max_result: usize::MAX,
     };
     let token = Token::random();
     ClaimRequest { key: key.clone(), token, fingerprint: None, rules, started: true, group: None }

@@ -1,0 +1,81 @@
+//! Puts messages aside: dead letters, published first and recorded then.
+
+use crate::claim::Verb;
+use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason};
+use crate::delivery::Delivery;
+use crate::engine::Engine;
+use crate::lease::Lease;
+use crate::names;
+use crate::outcome::FailReason;
+use crate::settle::{Disposition, Settled, Unsettled};
+
+impl Engine {
+    /// Publishes the dead letter that the store says is owed, and records it. Whatever goes wrong, it stays
+    /// owed.
+    pub(crate) async fn publish(
+        &self,
+        lease: Lease,
+        delivery: &Delivery,
+        reason: FailReason,
+        ran: bool,
+    ) -> Disposition {
+        let claim = &lease.claim;
+        let now = self.clock.wall();
+        let letter = DeadLetter::of_operation(
+            delivery.clone(),
+            claim.key.clone(),
+            claim.generation,
+            reason.clone(),
+            now,
+        );
+        // An attempt that ended in these words is in no counter: it was not charged.
+        let uncounted = ran || matches!(reason, FailReason::Rejected(_) | FailReason::Parked(_));
+        let attempts = claim.counters.attempts().saturating_add(u32::from(uncounted));
+        let published = tokio::select! {
+            biased;
+            published = self.send(letter.with_history(attempts, claim.first_at)) => published,
+            () = lease.lost.cancelled() => return self.leave(&lease, Unsettled::LeaseLost).await,
+        };
+        if let Err(error) = published {
+            return self.leave(&lease, Unsettled::DeadLetter(error)).await;
+        }
+        match self.settle(&lease, Verb::DeadLettered).await {
+            Ok(_) => {
+                let reason = DeadLetterReason::Failed(reason);
+                Disposition::Settle(Settled::DeadLettered { reason, ran })
+            }
+            Err(unsettled) => self.leave(&lease, unsettled).await,
+        }
+    }
+
+    /// Publishes the dead letter of a message that has no operation of its own.
+    pub(crate) async fn put_aside(&self, delivery: &Delivery, reason: DeadLetterReason) -> Disposition {
+        let letter = DeadLetter::of_message(delivery.clone(), reason.clone(), self.clock.wall());
+        match self.send(letter).await {
+            Ok(()) => Disposition::Settle(Settled::DeadLettered { reason, ran: false }),
+            Err(error) => Disposition::Unsettled(Unsettled::DeadLetter(error)),
+        }
+    }
+
+    async fn send(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+        let (code, position) = (letter.reason.code(), letter.delivery.position().clone());
+        let (key, attempts) = (letter.key.as_ref().map(ToString::to_string), letter.attempts);
+        let sent = match &self.dead_letters {
+            Some(dead_letters) => dead_letters.publish(letter).await,
+            None => Err(DeadLetterError::new("no destination for dead letters is set")),
+        };
+        match &sent {
+            Ok(()) => {
+                tracing::warn!(key, %position, attempts, reason = code, "dead letter published");
+                metrics::counter!(names::DEAD_LETTERED, "scope" => self.scope_label.clone(), "reason" => code)
+                    .increment(1);
+            }
+            Err(error) => {
+                tracing::error!(key, %position, attempts, reason = code, %error, "dead letter not confirmed");
+                metrics::counter!(names::DEAD_LETTER_ERRORS, "scope" => self.scope_label.clone())
+                    .increment(1);
+            }
+        }
+        sent
+    }
+}

@@ -1,0 +1,114 @@
+//! What the client calls while it is polled: rebalances, errors, log lines.
+//!
+//! All of it runs on the thread that polls, so nothing here may poll, and waiting is bounded.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel as Level;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
+
+use crate::engine::Engine;
+use crate::names;
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    engine: Mutex<Engine>,
+}
+
+impl Context {
+    pub(crate) const fn new(engine: Engine) -> Self {
+        Self { engine: Mutex::new(engine) }
+    }
+
+    /// Never held while the client is polled, for it may call back into here.
+    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
+        // A panic ends the thread's loop; what is left then is to give everything up, which any state allows.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn revoked(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
+        let these = names(list);
+        // Lost partitions may be somebody else's already: no waiting, no commit.
+        let lost = consumer.assignment_lost();
+        tracing::info!(partitions = ?these, lost, "partitions are taken away");
+        let mut engine = self.engine();
+        if lost {
+            engine.end(&these);
+        } else {
+            engine.drain(&these);
+            engine.last_commit(&these);
+            resume(consumer, &engine, &these);
+            engine.end(&these);
+        }
+        metrics::counter!(names::REBALANCES, "kind" => if lost { "lost" } else { "revoked" }).increment(1);
+    }
+}
+
+/// Whether the client forgets a pause with the assignment differs from version to version.
+fn resume(consumer: &BaseConsumer<Context>, engine: &Engine, these: &[(String, i32)]) {
+    let mut paused = TopicPartitionList::new();
+    for (topic, number) in these {
+        if engine.ledger.get(topic, *number).is_some_and(|partition| partition.paused) {
+            paused.add_partition(topic, *number);
+        }
+    }
+    let resumed = if paused.count() == 0 { Ok(()) } else { consumer.resume(&paused) };
+    if let Err(error) = resumed {
+        tracing::warn!(%error, "partitions that were paused could not be resumed");
+    }
+}
+
+fn names(list: &TopicPartitionList) -> Vec<(String, i32)> {
+    list.elements().iter().map(|element| (element.topic().to_owned(), element.partition())).collect()
+}
+
+pub(crate) fn code(error: &ClientError) -> Code {
+    error.rdkafka_error_code().unwrap_or(Code::Unknown)
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: Level, facility: &str, line: &str) {
+        match level {
+            Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
+                tracing::error!(target: "librdkafka", facility, "{line}");
+            }
+            Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+            Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
+            Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
+        }
+    }
+
+    fn stats_raw(&self, _: &[u8]) {}
+
+    fn error(&self, error: ClientError, reason: &str) {
+        self.engine().client_error(code(&error), reason);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        match rebalance {
+            Rebalance::Assign(_) => {}
+            Rebalance::Revoke(list) => self.revoked(consumer, list),
+            // The client gives everything up after this.
+            Rebalance::Error(error) => {
+                tracing::warn!(%error, "a rebalance failed");
+                self.engine().ledger.end_all();
+            }
+        }
+    }
+
+    fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        // Eager groups list everything here, cooperative ones what is added: either way these are new epochs,
+        // and nothing follows for the others.
+        if let Rebalance::Assign(list) = rebalance {
+            let these = names(list);
+            tracing::info!(partitions = ?these, "partitions are assigned");
+            self.engine().assign(&these);
+            metrics::counter!(names::REBALANCES, "kind" => "assigned").increment(1);
+        }
+    }
+}

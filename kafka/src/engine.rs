@@ -1,0 +1,311 @@
+//! What the thread that talks to the broker knows. Only that thread uses it: in its loop, and in the callbacks
+//! that the client runs on it while it polls.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use einmal::worker::HealthCell;
+use einmal::{Clock, SystemClock};
+use rdkafka::error::RDKafkaErrorCode as Code;
+
+use crate::commit::Due;
+use crate::config::Limits;
+use crate::ledger::{Ledger, These};
+use crate::names;
+use crate::offsets::NextOffset;
+use crate::source::{Command, Epoch, Queue, TopicPartition};
+
+/// After a failed commit the next one waits so long.
+const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// And so long when the broker says that the partition is not ours: either that is so, and a revocation is on
+/// its way, or the client has just joined again, and the next commit carries its new generation.
+const COMMIT_AGAIN_IF_LOST: Duration = Duration::from_secs(1);
+/// A trouble of the client that is not heard of again for so long is taken for over.
+const TROUBLE_FOR: Duration = Duration::from_secs(60);
+
+/// How long a partition that is taken away waits for its last commit.
+const LAST_COMMIT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long it pauses after each of its attempts, as long as the group refuses them because it forms anew.
+const LAST_COMMIT_AGAIN: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::ZERO];
+
+const COMMITS: &str = "kafka commits";
+const CLIENT: &str = "kafka client";
+
+pub(crate) fn now() -> Duration {
+    // The broker's deadlines run in real time, whatever a test's clock says.
+    SystemClock.monotonic()
+}
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) ledger: Ledger,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) limits: Limits,
+    commands: Receiver<Command>,
+    /// To the thread that commits, which ends when this is taken.
+    pub(crate) committer: Option<Sender<Vec<Due>>>,
+    health: HealthCell,
+    /// Nothing more is handed out.
+    pub(crate) stopping: bool,
+    /// When closing must have ended, once it has been asked for.
+    pub(crate) close_by: Option<Duration>,
+    failing_since: Option<Duration>,
+    /// The trouble of the client that is noted, and when it is over by itself.
+    client_trouble: Option<(Code, Option<Duration>)>,
+    /// The error that the client's callback has just reported: polling returns it once more.
+    said: Option<Code>,
+    /// A commit was refused because the group forms anew.
+    refused_meanwhile: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        ledger: Ledger,
+        queue: Arc<Queue>,
+        limits: Limits,
+        commands: Receiver<Command>,
+        committer: Sender<Vec<Due>>,
+        health: HealthCell,
+    ) -> Self {
+        Self {
+            ledger,
+            queue,
+            limits,
+            commands,
+            committer: Some(committer),
+            health,
+            stopping: false,
+            close_by: None,
+            failing_since: None,
+            client_trouble: None,
+            said: None,
+            refused_meanwhile: false,
+        }
+    }
+
+    /// Follows all commands there are, waiting at most `wait` for the first.
+    pub(crate) fn follow(&mut self, wait: Duration) {
+        // It can't be disconnected: the ledger holds a sender, for what it hands out.
+        let mut next = self.commands.recv_timeout(wait).ok();
+        while let Some(command) = next {
+            match command {
+                Command::Settled(ticket) => self.ledger.settled(&ticket),
+                Command::Dropped(ticket) => self.ledger.dropped(&ticket, now(), self.limits.drain),
+                Command::Committed { at, epoch, next, error } => self.committed(&at, epoch, next, error),
+                Command::Room | Command::Poll => {}
+                Command::StopIntake => self.stopping = true,
+                Command::Close(budget) => {
+                    self.stopping = true;
+                    self.close_by.get_or_insert(now().saturating_add(budget));
+                }
+            }
+            next = self.commands.try_recv().ok();
+        }
+        self.stopping |= self.queue.is_abandoned();
+    }
+
+    /// Stops starting what belongs to `these`, and waits, within the budget, until what runs has ended.
+    pub(crate) fn drain(&mut self, these: &These) {
+        let budget = now().saturating_add(self.limits.drain);
+        let until = self.close_by.map_or(budget, |close_by| close_by.min(budget));
+        self.ledger.close(these);
+        let lost: HashSet<(&str, i32)> = these.iter().map(|(topic, number)| (&**topic, *number)).collect();
+        self.queue.take_back(|position| {
+            position.partition().is_some_and(|number| lost.contains(&(&**position.source(), number)))
+        });
+        self.follow(Duration::ZERO);
+        while self.ledger.out(these) > 0 {
+            let left = until.saturating_sub(now());
+            if left.is_zero() {
+                let out = self.ledger.out(these);
+                tracing::warn!(out, "work under way did not end within the drain budget; it is cancelled");
+                return;
+            }
+            self.follow(left);
+        }
+    }
+
+    pub(crate) fn end(&mut self, these: &These) {
+        for (topic, number) in these {
+            self.ledger.end(topic, *number);
+        }
+        self.gauge();
+    }
+
+    pub(crate) fn assign(&mut self, these: &These) {
+        for (topic, number) in these {
+            self.ledger.assign(topic, *number);
+        }
+        self.gauge();
+        self.client_works();
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a count of partitions")]
+    fn gauge(&self) {
+        metrics::gauge!(names::ASSIGNED).set(self.ledger.iter().count() as f64);
+    }
+
+    /// Has committed what is due now.
+    pub(crate) fn commit(&mut self) {
+        let due = self.ledger.commit(now(), self.limits.commit_every);
+        self.send(due);
+    }
+
+    /// Has committed what is settled of `these`, and waits for the answer within a bound.
+    pub(crate) fn last_commit(&mut self, these: &These) {
+        let until = now().saturating_add(LAST_COMMIT_WITHIN);
+        let until = self.close_by.map_or(until, |close_by| close_by.min(until));
+        for pause in LAST_COMMIT_AGAIN {
+            self.refused_meanwhile = false;
+            let due = self.ledger.last_commit(these, now());
+            self.send(due);
+            while self.ledger.is_committing(these) {
+                let left = until.saturating_sub(now());
+                if left.is_zero() {
+                    tracing::warn!(
+                        "the last commit of partitions that are taken away was not answered in time"
+                    );
+                    return;
+                }
+                self.follow(left);
+            }
+            // The group forms anew, and takes commits again as soon as all its members know their partitions.
+            // It waits for this one, so that nothing has been given away yet.
+            if !self.refused_meanwhile {
+                return;
+            }
+            let over = now() + pause;
+            while now() < over {
+                self.follow(over.saturating_sub(now()));
+            }
+        }
+    }
+
+    fn send(&mut self, due: Vec<Due>) {
+        if let Some(committer) = self.committer.as_ref().filter(|_| !due.is_empty()) {
+            let _ = committer.send(due);
+        }
+    }
+
+    /// Notes how the commit of `next` ended.
+    fn committed(&mut self, at: &TopicPartition, epoch: Epoch, next: NextOffset, error: Option<Code>) {
+        let lost = error.is_some_and(is_ownership_lost);
+        let retry_at = now() + if lost { COMMIT_AGAIN_IF_LOST } else { COMMIT_AGAIN_AFTER };
+        self.refused_meanwhile |= error == Some(Code::RebalanceInProgress);
+        let live = self.ledger.committed(at, epoch, next, error.is_none(), retry_at);
+        let result = if error.is_none() {
+            "ok"
+        } else if lost {
+            "lost"
+        } else {
+            "error"
+        };
+        metrics::counter!(names::COMMITS, "result" => result).increment(1);
+        let Some(code) = error else {
+            self.failing_since = None;
+            return self.client_works();
+        };
+        if live {
+            self.failing_since.get_or_insert(now());
+        }
+        let (topic, partition, next) = (&*at.topic, at.partition, next.get());
+        if lost {
+            tracing::debug!(topic, partition, next, %code, "a commit came when the group had moved on");
+        } else {
+            tracing::warn!(topic, partition, next, %code, "a commit failed; what is due is computed anew");
+        }
+    }
+
+    /// Notes an error of the client that is not fatal.
+    pub(crate) fn client_error(&mut self, code: Code, reason: &str) {
+        self.said = Some(code);
+        metrics::counter!(names::CLIENT_ERRORS).increment(1);
+        tracing::warn!(%code, reason, "the Kafka client reports an error");
+        // Of one broker among many, which the client goes on trying; all of them down is another code.
+        if matches!(code, Code::BrokerTransportFailure | Code::Resolve) {
+            return;
+        }
+        // It is said once when all are down, and holds until something works again.
+        let over = (code != Code::AllBrokersDown).then(|| now() + TROUBLE_FOR);
+        self.client_trouble = Some((code, over));
+        self.health.trouble(CLIENT, format!("the Kafka client reports {code}: {reason}"));
+    }
+
+    /// Notes an error that polling returned.
+    pub(crate) fn polled_error(&mut self, code: Code) {
+        if self.said.take() != Some(code) {
+            self.client_error(code, "in place of a message");
+            self.said = None;
+        }
+    }
+
+    /// Notes a sign that the client works.
+    pub(crate) fn client_works(&mut self) {
+        if self.client_trouble.take().is_some() {
+            self.health.clear(CLIENT);
+        }
+    }
+
+    /// Brings the health up to date.
+    pub(crate) fn check_health(&mut self) {
+        let now = now();
+        if self.client_trouble.is_some_and(|(_, over)| over.is_some_and(|over| now >= over)) {
+            self.client_works();
+        }
+        let mut owing = self.ledger.iter().filter(|partition| partition.owes_commit()).peekable();
+        if owing.peek().is_none() {
+            self.failing_since = None;
+        }
+        let unanswered = owing.filter_map(|partition| partition.commit_sent()).min();
+        let since = [self.failing_since, unanswered].into_iter().flatten().min();
+        let failing_for = since.map(|since| now.saturating_sub(since));
+        if failing_for.is_some_and(|failing| failing >= self.limits.commit_trouble_after) {
+            let after = self.limits.commit_trouble_after;
+            self.health.trouble(COMMITS, format!("no offset could be committed for {after:?}"));
+        } else {
+            self.health.clear(COMMITS);
+        }
+    }
+}
+
+/// Whether a commit failed because the partition is not this member's any more. Nothing is wrong then.
+fn is_ownership_lost(code: Code) -> bool {
+    matches!(
+        code,
+        Code::State
+            | Code::AssignmentLost
+            | Code::IllegalGeneration
+            | Code::UnknownMemberId
+            | Code::RebalanceInProgress
+            | Code::FencedInstanceId
+            | Code::FencedMemberEpoch
+            | Code::StaleMemberEpoch
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_ownership_is_told_from_failure() {
+        let lost = [
+            Code::State,
+            Code::AssignmentLost,
+            Code::IllegalGeneration,
+            Code::UnknownMemberId,
+            Code::RebalanceInProgress,
+            Code::FencedInstanceId,
+            Code::FencedMemberEpoch,
+            Code::StaleMemberEpoch,
+        ];
+        assert!(lost.into_iter().all(is_ownership_lost));
+        let failed =
+            [Code::NotCoordinator, Code::RequestTimedOut, Code::WaitingForCoordinator, Code::NoOffset];
+        assert!(!failed.into_iter().any(is_ownership_lost));
+    }
+}

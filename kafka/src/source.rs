@@ -1,0 +1,216 @@
+//! Both ends of what lies between the worker and the thread that talks to the broker.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use einmal::Position;
+use einmal::worker::{Ack, Incoming, Source};
+use rdkafka::error::RDKafkaErrorCode;
+use tokio::sync::Notify;
+
+use crate::offsets::NextOffset;
+
+/// Which partition.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TopicPartition {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+}
+
+/// One assignment of one partition: no two ever share a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Epoch(pub(crate) u64);
+
+/// Which delivery.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) at: Arc<TopicPartition>,
+    pub(crate) epoch: Epoch,
+    pub(crate) offset: i64,
+}
+
+/// What the thread that talks to the broker is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A delivery is settled.
+    Settled(Ticket),
+    /// A delivery was given back unsettled.
+    Dropped(Ticket),
+    /// How the commit of one partition ended.
+    Committed { at: Arc<TopicPartition>, epoch: Epoch, next: NextOffset, error: Option<RDKafkaErrorCode> },
+    /// The worker took something, and the thread had waited for room.
+    Room,
+    /// The client has something to be polled for.
+    Poll,
+    /// Hand out nothing more.
+    StopIntake,
+    /// Commit, leave the group and end, within this budget.
+    Close(Duration),
+}
+
+/// The right to settle one message: its offset may be committed once all before it are settled too.
+#[derive(Debug)]
+pub struct KafkaAck {
+    ticket: Option<Ticket>,
+    commands: Sender<Command>,
+}
+
+impl KafkaAck {
+    pub(crate) const fn new(ticket: Ticket, commands: Sender<Command>) -> Self {
+        Self { ticket: Some(ticket), commands }
+    }
+
+    fn tell(&mut self, command: fn(Ticket) -> Command) {
+        if let Some(ticket) = self.ticket.take() {
+            // No receiver: the consumer has ended, and the message will be delivered again.
+            let _ = self.commands.send(command(ticket));
+        }
+    }
+}
+
+impl Ack for KafkaAck {
+    fn settle(mut self) {
+        self.tell(Command::Settled);
+    }
+}
+
+impl Drop for KafkaAck {
+    fn drop(&mut self) {
+        self.tell(Command::Dropped);
+    }
+}
+
+/// What waits for the worker. Unlike a channel's, its entries can be taken back when their partition is lost.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    filled: Notify,
+    max_len: usize,
+    max_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    deliveries: VecDeque<Incoming<KafkaAck>>,
+    bytes: usize,
+    /// The thread wants to hear of the next taking.
+    asked_for_room: bool,
+    /// Nothing will come any more.
+    ended: bool,
+    /// Nothing will be taken any more.
+    abandoned: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(max_len: usize, max_bytes: usize) -> Self {
+        Self { waiting: Mutex::default(), filled: Notify::new(), max_len, max_bytes }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing panics while it holds the lock, so there is no half-done change to be afraid of.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to the end, past the bounds if need be: it is for the caller to look at them first.
+    pub(crate) fn push(&self, incoming: Incoming<KafkaAck>) {
+        let mut waiting = self.lock();
+        if waiting.ended || waiting.abandoned {
+            return;
+        }
+        waiting.bytes += incoming.delivery.size();
+        waiting.deliveries.push_back(incoming);
+        drop(waiting);
+        self.filled.notify_one();
+    }
+
+    /// Whether less than `1 / parts` of each bound is used. If not, the next taking sends [`Command::Room`].
+    pub(crate) fn has_room(&self, parts: usize) -> bool {
+        let mut waiting = self.lock();
+        let room = waiting.deliveries.len() < self.max_len.div_ceil(parts)
+            && waiting.bytes < self.max_bytes.div_ceil(parts);
+        waiting.asked_for_room = !room;
+        room
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().deliveries.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    pub(crate) const fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
+    /// Takes back what `belongs` says belongs to a lost partition.
+    pub(crate) fn take_back(&self, belongs: impl Fn(&Position) -> bool) {
+        let mut waiting = self.lock();
+        let all = std::mem::take(&mut waiting.deliveries);
+        let (back, kept): (VecDeque<_>, _) = all.into_iter().partition(|i| belongs(i.delivery.position()));
+        waiting.bytes = kept.iter().map(|incoming: &Incoming<_>| incoming.delivery.size()).sum();
+        waiting.deliveries = kept;
+        drop(waiting);
+        drop(back);
+    }
+
+    /// Ends the source, and takes back what still waits.
+    pub(crate) fn end(&self) {
+        self.lock().ended = true;
+        self.take_back(|_| true);
+        self.filled.notify_one();
+    }
+
+    /// Whether nobody takes anything any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.lock().abandoned
+    }
+}
+
+/// The deliveries of a consumer, for the worker.
+#[derive(Debug)]
+pub struct KafkaSource {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) commands: Sender<Command>,
+}
+
+impl KafkaSource {
+    fn take(&self) -> Option<Option<Incoming<KafkaAck>>> {
+        let mut waiting = self.queue.lock();
+        let Some(incoming) = waiting.deliveries.pop_front() else {
+            return waiting.ended.then_some(None);
+        };
+        waiting.bytes = waiting.bytes.saturating_sub(incoming.delivery.size());
+        if std::mem::take(&mut waiting.asked_for_room) {
+            let _ = self.commands.send(Command::Room);
+        }
+        Some(Some(incoming))
+    }
+}
+
+#[async_trait]
+impl Source for KafkaSource {
+    type Ack = KafkaAck;
+
+    async fn next(&mut self) -> Option<Incoming<KafkaAck>> {
+        loop {
+            // Nothing is taken that is not returned at once, so that nothing is lost when this is dropped.
+            match self.take() {
+                Some(answer) => return answer,
+                None => self.queue.filled.notified().await,
+            }
+        }
+    }
+}
+
+impl Drop for KafkaSource {
+    fn drop(&mut self) {
+        self.queue.lock().abandoned = true;
+        self.queue.take_back(|_| true);
+        let _ = self.commands.send(Command::Room);
+    }
+}
