@@ -8,6 +8,7 @@ mod redis;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -187,11 +188,21 @@ pub(super) fn which(program: &str) -> Option<PathBuf> {
 }
 
 /// So many ports that nobody listens on. All are held until all are known, so that they differ.
+///
+/// They lie below those that the system gives to clients: a broker takes seconds until it listens, and a
+/// connection that some test makes meanwhile must not sit on its port.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    const FIRST: u64 = 20_000;
+    const COUNT: u64 = 12_000;
+    const TRIES: usize = 1_000;
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];
     for port in &mut ports {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
+        let listener = (0..TRIES).find_map(|_| {
+            let candidate = FIRST + RandomState::new().hash_one(()) % COUNT;
+            TcpListener::bind((Ipv4Addr::LOCALHOST, u16::try_from(candidate).ok()?)).ok()
+        });
+        let listener = listener.context("no free port on loopback")?;
         *port = listener.local_addr()?.port();
         held.push(listener);
     }
@@ -212,6 +223,7 @@ mod tests {
     fn ports_differ() {
         let ports: [u16; 8] = free_ports().unwrap();
         assert_eq!(BTreeSet::from(ports).len(), 8);
+        assert!(ports.iter().all(|port| (20_000..32_000).contains(port)), "{ports:?}");
         assert_eq!(ports_for(&[Service::Redis, Service::Kafka]).unwrap().len(), 2);
     }
 

@@ -32,14 +32,14 @@ impl Report {
 
     /// For people, so to standard error.
     pub(crate) fn print(&self) {
-        if self.0.is_empty() {
+        let exempt = Exempt::from_env();
+        if self.0.is_empty() && exempt.names().is_empty() {
             return;
         }
         eprintln!("\nservices:");
         for line in self.lines() {
             eprintln!("    {line}");
         }
-        let exempt = Exempt::from_env();
         if !exempt.names().is_empty() {
             eprintln!("    may be missing (EINMAL_ALLOW_SKIP): {}", exempt.names().join(", "));
         }
