@@ -1,5 +1,9 @@
 //! Puts messages aside: dead letters, published first and recorded then.
 
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
+
 use crate::claim::Verb;
 use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason};
 use crate::delivery::Delivery;
@@ -7,6 +11,7 @@ use crate::engine::Engine;
 use crate::lease::Lease;
 use crate::names;
 use crate::outcome::FailReason;
+use crate::quiet::{Quiet, drop_quietly};
 use crate::settle::{Disposition, Settled, Unsettled};
 
 impl Engine {
@@ -61,7 +66,14 @@ impl Engine {
         let (code, position) = (letter.reason.code(), letter.delivery.position().clone());
         let (key, attempts) = (letter.key.as_ref().map(ToString::to_string), letter.attempts);
         let sent = match &self.dead_letters {
-            Some(dead_letters) => dead_letters.publish(letter).await,
+            Some(dead_letters) => {
+                let published =
+                    AssertUnwindSafe(Quiet::new(dead_letters.publish(letter))).catch_unwind().await;
+                published.unwrap_or_else(|panic| {
+                    drop_quietly(panic);
+                    Err(DeadLetterError::new("its destination panicked"))
+                })
+            }
             None => Err(DeadLetterError::new("no destination for dead letters is set")),
         };
         match &sent {

@@ -1,6 +1,5 @@
 //! One run of the handler under a claim, whatever the handler does.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use crate::handler::{Context, Failure, FailureKind, Handler, Reply, TxHandler};
 use crate::lease::Lease;
 use crate::names;
 use crate::outcome::FailReason;
+use crate::quiet::{Quiet, caught, drop_quietly, panic_text};
 use crate::settle::Unsettled;
 use crate::stop::Stop;
 use crate::store::DedupStoreExt;
@@ -118,7 +118,8 @@ impl Company {
 #[derive(Debug)]
 pub(crate) enum Start {
     /// The claim said so, made when nothing could hold up the start: who waits while another runs alone must
-    /// not count as started, or that one's crash would be charged to it.
+    /// not count as started, or that one's crash would be charged to it. (A claim that must run alone has
+    /// not started with its claim, whatever was asked for.)
     WithClaim(Company),
     /// Said before, under this claim.
     Before,
@@ -147,19 +148,25 @@ impl Engine {
     ) -> Ended {
         let claim = &lease.claim;
         let may_start = async {
-            match start {
-                Start::WithClaim(company) if !claim.alone => Ok(company),
-                Start::WithClaim(company) => {
+            let started = !claim.alone && !matches!(start, Start::NotYet);
+            let company = match start {
+                Start::WithClaim(company) if !claim.alone => company,
+                // Alone until its outcome is stored: meanwhile another's crash would look like its own.
+                Start::Before if lease.is_alone() => return Ok(None),
+                start => {
                     // Let go of first: nobody is alone among others.
-                    drop(company);
-                    Ok(Company::new(true).await)
+                    drop(start);
+                    Company::new(claim.alone).await
                 }
-                Start::Before => Ok(Company::new(claim.alone).await),
-                Start::NotYet => {
-                    let company = Company::new(claim.alone).await;
-                    self.start(lease).await.map(|()| company)
-                }
+            };
+            if !started {
+                self.start(lease).await?;
             }
+            if claim.alone {
+                lease.stay_alone(company);
+                return Ok(None);
+            }
+            Ok(Some(company))
         };
         let _company = tokio::select! {
             biased;
@@ -174,8 +181,9 @@ impl Engine {
         // However this ends before its handler does, work that the handler gave to other tasks is told.
         let cut_off = context.cancelled().clone().drop_guard();
         let span = self.span(claim, delivery);
-        let run =
-            AssertUnwindSafe(handler.run(context.clone(), claim)).catch_unwind().instrument(span.clone());
+        let run = AssertUnwindSafe(Quiet::new(handler.run(context.clone(), claim)))
+            .catch_unwind()
+            .instrument(span.clone());
         metrics::counter!(names::RUNS, "scope" => self.scope_label.clone()).increment(1);
         let began = self.clock.monotonic();
         let ended = tokio::select! {
@@ -194,6 +202,7 @@ impl Engine {
             Some(Ok(Err(failure))) => self.failed(claim, failure),
             Some(Err(panic)) => {
                 tracing::error!(panic = panic_text(&*panic), "the handler panicked");
+                drop_quietly(panic);
                 Ended::Failed(self.retry(claim, None))
             }
             None => {
@@ -221,8 +230,9 @@ impl Engine {
         if let Some(error) = store_trouble(&failure) {
             return Ended::Stopped(self.store_failed(error));
         }
-        let cause = failure.source.as_ref().map(ToString::to_string);
+        let cause = failure.source.as_ref().and_then(|source| caught(|| source.to_string()));
         let cause = cause.as_deref().unwrap_or("not given");
+        drop_quietly(failure.source);
         match failure.kind {
             FailureKind::Retry(delay) => {
                 tracing::warn!(cause, "the handler failed");
@@ -261,9 +271,4 @@ impl Engine {
 fn store_trouble(failure: &Failure) -> Option<StoreError> {
     let error = failure.source.as_ref()?.downcast_ref::<StoreError>()?;
     Some(error.clone()).filter(|error| error.is_retryable() || error.is_fatal())
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }

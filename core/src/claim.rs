@@ -122,7 +122,8 @@ pub struct ClaimRequest {
     pub fingerprint: Option<Fingerprint>,
     /// The times and limits it is judged by.
     pub rules: Rules,
-    /// The handler starts as soon as the claim is acquired, so that no separate `started` is needed.
+    /// The handler starts as soon as the claim is acquired, so that no separate `started` is needed. A claim
+    /// whose handler must run [alone](Claim::alone) needs one all the same: it has to wait for the others.
     pub started: bool,
     /// The ordered group of the batch that this item belongs to.
     pub group: Option<u32>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rand::RngExt;
 
 use crate::attempt::{Company, Ended, Start};
 use crate::claim::{
@@ -50,6 +51,7 @@ pub(crate) enum Claimed {
 }
 
 /// What storing an outcome came to.
+#[allow(clippy::large_enum_variant, reason = "taken apart at once, where it is made")]
 pub(crate) enum Stored {
     As(Disposition),
     /// What the transaction had read has changed: run the handler again, under the same claim.
@@ -255,6 +257,16 @@ impl Engine {
         }
     }
 
+    /// Waits before a handler runs again whose transaction has met a conflict, from the second on and longer
+    /// each time: those that fight for one key must not all try again at once.
+    pub(crate) async fn after_conflict(&self, conflicts: u32) {
+        if let Some(exponent) = conflicts.checked_sub(2) {
+            let ceiling = CONFLICT_FIRST.saturating_mul(1 << exponent.min(10)).min(CONFLICT_MOST);
+            let wait = ceiling.mul_f64(rand::rng().random::<f64>());
+            self.clock.sleep(wait).await;
+        }
+    }
+
     pub(crate) fn result_to_keep(&self, lease: &Lease, result: Option<Bytes>) -> Option<Bytes> {
         let len = result.as_ref().map_or(0, Bytes::len);
         if len > self.policy.max_result() {
@@ -381,6 +393,8 @@ fn no_answer(limit: Duration) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
 }
 
+const CONFLICT_FIRST: Duration = Duration::from_millis(1);
+const CONFLICT_MOST: Duration = Duration::from_millis(200);
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_MOST: Duration = Duration::from_secs(1);
 const GIVE_BACK_MOST: Duration = Duration::from_secs(1);

@@ -128,11 +128,14 @@ impl Engine {
         let mut ended = self.attempt(handler, &lease, delivery, start, stop).await;
         reached(Reached::Ran);
         // 4. Store what came of it, durably. 5. The caller settles.
+        let mut conflicts = 0;
         loop {
             match self.store_outcome(lease, ended, delivery).await {
                 Stored::As(disposition) => return disposition,
                 Stored::RunAgain(same) => lease = same,
             }
+            conflicts += 1;
+            self.after_conflict(conflicts).await;
             ended = self.attempt(handler, &lease, delivery, Start::Before, stop).await;
         }
     }

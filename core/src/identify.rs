@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::delivery::Delivery;
 use crate::id::{InvalidId, MessageId};
+use crate::quiet::caught;
 
 /// A place to look for a message's id.
 #[derive(Clone)]
@@ -93,6 +94,9 @@ pub enum NoId {
         /// What is wrong with it.
         problem: InvalidId,
     },
+    /// The function that looks for one panicked on this message.
+    #[error("the function that finds the message id panicked")]
+    Panicked,
     /// A header is given more than once, with different values.
     #[error("the message id in {place} is given more than once, with different values")]
     Ambiguous {
@@ -161,7 +165,10 @@ fn look(source: &IdSource, delivery: &Delivery) -> Result<Found, NoId> {
         IdSource::JsonPointer(pointer) => in_json(delivery, pointer),
         IdSource::RecordKey => nonempty(delivery.key().map(AsRef::as_ref)).map(MessageId::from_bytes),
         IdSource::Position => at_position(delivery),
-        IdSource::Custom(function) => function(delivery).filter(|id| !id.is_empty()).map(MessageId::new),
+        IdSource::Custom(function) => match caught(|| function(delivery)) {
+            Some(found) => found.filter(|id| !id.is_empty()).map(MessageId::new),
+            None => return Err(NoId::Panicked),
+        },
     })
 }
 

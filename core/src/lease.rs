@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::attempt::Company;
 use crate::claim::{Claim, Refusal, SettleAnswer, SettleRequest, Token, Verb};
 use crate::clock::Clock;
 use crate::delivery::Position;
@@ -64,6 +65,18 @@ pub(crate) struct Lease {
     pub(crate) position: Option<Position>,
     /// Cancelled when the claim can't be relied on any more.
     pub(crate) lost: CancellationToken,
+    alone: Mutex<Option<Company>>,
+}
+
+impl Lease {
+    /// Keeps its holder alone in the process for as long as the lease is kept.
+    pub(crate) fn stay_alone(&self, alone: Company) {
+        *self.alone.lock().unwrap_or_else(PoisonError::into_inner) = Some(alone);
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
 }
 
 impl Drop for Lease {
@@ -109,7 +122,7 @@ impl Leases {
         if start_keeper {
             tokio::spawn(keep_all(Keeper { leases: self.clone(), retired: false }));
         }
-        Lease { leases: self.clone(), claim, position, lost }
+        Lease { leases: self.clone(), claim, position, lost, alone: Mutex::default() }
     }
 
     /// Ends when this process lets go of `key`; `None` when it does not hold it.

@@ -84,6 +84,7 @@ mod lease;
 pub mod names;
 mod outcome;
 mod policy;
+mod quiet;
 mod run;
 mod settings;
 mod settle;

@@ -103,6 +103,9 @@ async fn the_child() {
         }
         "start and die" => {
             let claim = acquire(&store, "poison").await;
+            if claim.alone {
+                store.started(&claim).await.unwrap();
+            }
             acknowledge(&format!("{} {}", claim.counters.interruptions, claim.alone));
             std::process::abort();
         }

@@ -317,20 +317,39 @@ proptest! {
     }
 }
 
-/// The walk to a crash loop, told once in full: two interruptions in company, then each one alone counts.
+/// The walk to a crash loop, told once in full: two interruptions in company, then each one alone counts, but
+/// only once its handler has started, which who must run alone does not with its claim.
 #[test]
 fn two_interruptions_in_company_then_crashes_alone_up_to_the_limit() {
-    let mut run = Run::new();
-    let start = |run: &mut Run| {
-        run.take(Step::Claim { content: Some(0), rules: 0, started: true }).unwrap();
-        run.take(Step::Wait(31)).unwrap();
-        run.claims.last().unwrap().clone()
+    let mut slot = None;
+    let mut now = Timestamp::from_micros(1);
+    let mut claim = |tell: bool| {
+        let request = ClaimRequest {
+            key: DedupKey::new(Scope::new("s").unwrap(), MessageId::new("m").unwrap()),
+            token: Token::random(),
+            fingerprint: None,
+            rules: rules(0),
+            started: true,
+            group: None,
+        };
+        let (change, answer) = state::claim(slot.as_ref(), &request, now, Fence::new(1));
+        change.apply_to(&mut slot);
+        let ClaimAnswer::Acquired(claim) = answer else { panic!("{answer:?}") };
+        if tell {
+            let (change, _) = state::settle(slot.as_ref(), &claim, &Verb::Started, now, usize::MAX);
+            change.apply_to(&mut slot);
+        }
+        now = now.after(request.rules.lease);
+        claim
     };
-    let company = [start(&mut run), start(&mut run)];
+    let company = [claim(false), claim(false)];
     assert!(company.iter().all(|claim| !claim.alone && claim.stage == Stage::Run));
-    let alone = [start(&mut run), start(&mut run)];
+    // Cut off while they wait for the others: nobody's fault.
+    let waiting = [claim(false), claim(false), claim(false)];
+    assert!(waiting.iter().all(|claim| claim.alone && claim.counters.crashes == 0));
+    let alone = [claim(true), claim(true)];
     assert!(alone.iter().all(|claim| claim.alone && claim.interrupted && claim.stage == Stage::Run));
-    let last = start(&mut run);
+    let last = claim(false);
     assert_eq!(last.stage, Stage::DeadLetter(FailReason::CrashLoop));
     assert_eq!(last.counters, Counters { failures: 0, interruptions: 4, crashes: 2 });
 }

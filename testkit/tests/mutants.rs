@@ -84,7 +84,7 @@ mutants! {
         retry_after_is_at_most_the_own_lease, stale_owner_changes_nothing, stale_publisher_changes_nothing,
         started_can_be_told_later, steps_of_the_wall_clock_take_nothing_over, take_over_is_atomic,
         twice_interrupted_runs_alone, unfinished_records_end_after_their_last_touch,
-        zero_lease_is_not_for_ever,
+        waiting_to_run_alone_is_no_start, zero_lease_is_not_for_ever,
     ];
     serves_the_expired: ServesTheExpired fails exactly [
         expired_history_is_forgotten, expired_is_absent_at_once, fence_grows_after_expiry,
@@ -150,6 +150,7 @@ mutants! {
     ];
     charges_innocents: ChargesInnocents fails exactly [
         killed_claim_is_an_interruption, lapse_before_the_start_costs_nothing,
+        waiting_to_run_alone_is_no_start,
     ];
     loses_dead_letters: LosesDeadLetters fails exactly [
         answers_after_the_sync, conflict_in_every_state, dead_letter_claim_is_renewed, every_record_ends,
@@ -178,10 +179,12 @@ mutants! {
         dead_letter_claim_is_renewed, live_claim_never_expires, renewed_claim_stays_live,
     ];
     ignores_the_start: IgnoresTheStart fails exactly [
-        killed_claim_is_an_interruption, started_can_be_told_later,
+        crash_loop_ends_across_kills, crashes_alone_end_in_a_crash_loop, killed_claim_is_an_interruption,
+        started_can_be_told_later,
     ];
     runs_nothing_alone: RunsNothingAlone fails exactly [
-        crash_loop_ends_across_kills, crashes_alone_end_in_a_crash_loop, twice_interrupted_runs_alone,
+        crash_loop_ends_across_kills, crashes_alone_end_in_a_crash_loop, killed_claim_is_an_interruption,
+        twice_interrupted_runs_alone,
     ];
     never_gives_up: NeverGivesUp fails exactly [
         answers_after_the_sync, crash_loop_ends_across_kills, crashes_alone_end_in_a_crash_loop,

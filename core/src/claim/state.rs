@@ -131,12 +131,14 @@ fn acquire(
     stage: Stage,
 ) -> (Change, ClaimAnswer) {
     let runs = stage == Stage::Run;
+    let alone = runs && record.counters.interruptions >= INTERRUPTIONS_IN_COMPANY;
     let phase = Phase::InProgress {
         token: request.token,
         lease_until: now.after(request.rules.lease),
         stage,
-        started: runs && request.started,
-        alone: runs && record.counters.interruptions >= INTERRUPTIONS_IN_COMPANY,
+        // Who must run alone waits until the others have ended, and starts after that only.
+        started: runs && request.started && !alone,
+        alone,
     };
     hold(&mut record, request, now, phase);
     let answer = acquired(&record, request);

@@ -10,6 +10,7 @@ use super::tally::Final;
 use crate::claim::Token;
 use crate::delivery::Delivery;
 use crate::names;
+use crate::quiet::caught;
 use crate::settle::Settled;
 use crate::stop::Stop;
 
@@ -58,7 +59,8 @@ impl<A: Ack> Item<A> {
             return;
         }
         if let Some(ack) = self.ack.take() {
-            ack.settle();
+            // An ack that is lost means another delivery, which the outcome answers.
+            let _ = caught(|| ack.settle());
             let seconds = self.shared.engine.clock.monotonic().saturating_sub(self.received_at).as_secs_f64();
             let scope = Arc::clone(&self.shared.engine.scope_label);
             metrics::histogram!(names::SETTLE_SECONDS, "scope" => scope).record(seconds);

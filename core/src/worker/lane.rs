@@ -236,6 +236,7 @@ impl<A: Ack> Lane<A> {
             self.shared.engine.give_back(vec![&lease]).await;
             return Err(broken.into());
         }
+        let mut conflicts = 0;
         loop {
             let ended = match self.attempt_head(&lease, start).await? {
                 Ended::Done(Effect { reply, commit: None }, context) => {
@@ -259,6 +260,8 @@ impl<A: Ack> Lane<A> {
                 Stored::As(disposition) => return self.answer_head(disposition),
                 Stored::RunAgain(same) => (lease, start) = (same, Start::Before),
             }
+            conflicts += 1;
+            self.shared.engine.after_conflict(conflicts).await;
         }
     }
 

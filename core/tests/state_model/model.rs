@@ -141,7 +141,7 @@ impl Model {
             Some(reason) => Place::OwedBy { owner, until: until_when, reason },
             None => {
                 let alone = operation.interruptions >= 2;
-                Place::Running { owner, until: until_when, started: request.started, alone }
+                Place::Running { owner, until: until_when, started: request.started && !alone, alone }
             }
         };
         self.last_end = None;

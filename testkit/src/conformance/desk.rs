@@ -106,7 +106,12 @@ impl<'h, H: Harness> Desk<'h, H> {
     }
 
     pub(super) async fn start(&self, id: &str) -> Claim {
-        acquired(self.send(self.starting(id)).await)
+        let claim = acquired(self.send(self.starting(id)).await);
+        if claim.alone {
+            // The claim itself does not start what has to wait for others.
+            assert_eq!(self.apply(&claim, Verb::Started).await, Standing::Held);
+        }
+        claim
     }
 
     pub(super) async fn settle(&self, claim: &Claim, verb: Verb) -> SettleAnswer {

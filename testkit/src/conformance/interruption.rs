@@ -52,6 +52,17 @@ pub async fn interruption_is_counted_once<H: Harness>(harness: &H) {
     }
 }
 
+/// Who must run alone has to wait, and has not started with its claim: what it waits for can take the process
+/// with it, and that is not its crash.
+pub async fn waiting_to_run_alone_is_no_start<H: Harness>(harness: &H) {
+    let desk = Desk::open(harness).await;
+    interrupt(&desk, 2).await;
+    desk.lapse().await;
+    let counted = acquired(desk.send(desk.starting("m")).await).counters;
+    desk.lapse().await;
+    assert_eq!(acquired(desk.send(desk.starting("m")).await).counters, counted);
+}
+
 async fn interrupt<H: Harness>(desk: &Desk<'_, H>, times: u32) -> Claim {
     for _ in 0..times {
         desk.start("m").await;

@@ -78,6 +78,7 @@ macro_rules! __conformance_cases {
             interruption::started_can_be_told_later,
             interruption::interruption_is_counted_once,
             interruption::twice_interrupted_runs_alone,
+            interruption::waiting_to_run_alone_is_no_start,
             interruption::crashes_alone_end_in_a_crash_loop,
             interruption::interrupted_then_completed_is_completed,
             dead_letter::owed_is_not_failed_before_it_is_published,
