@@ -249,7 +249,7 @@ impl Context {
     }
 
     /// Whether an earlier attempt had started and was cut off, so that its effect may have happened. A store
-    /// may not know: see the README's table.
+    /// may not know: the embedded one can lose such a note with the power.
     #[must_use]
     pub fn interrupted(&self) -> bool {
         self.0.claim.interrupted

@@ -1,13 +1,13 @@
 //! Every name that Einmal shows to those who watch it: metrics, their labels, and the fields of spans.
 //!
-//! Counters count since the start of the process; gauges say how things are now. All of a worker's carry
-//! the label `scope`.
+//! Counters count since the start of the process; gauges say how things are now. Those of a worker carry
+//! the label `scope`, those of a store (live keys, bytes, purged) none.
 
 /// Counter: deliveries taken in by a worker.
 pub const RECEIVED: &str = "einmal_received_total";
 /// Counter: deliveries that came to their final answer, by label `answer`: `ran_ok`, `ran_failed`,
-/// `ignored`, `duplicate`, `conflict`, `in_progress`, `not_yet`, `parked`, `dead_lettered_without_run`,
-/// `rejected_before_claim`, `passed`, `unsettled`.
+/// `ignored`, `duplicate`, `conflict`, `parked`, `dead_lettered_without_run`, `rejected_before_claim`,
+/// `unsettled`.
 pub const ANSWERED: &str = "einmal_answered_total";
 /// Gauge: deliveries taken in and not answered yet.
 pub const IN_FLIGHT: &str = "einmal_in_flight";

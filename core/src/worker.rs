@@ -70,7 +70,7 @@ pub struct WorkerConfig {
     pub limits: Limits,
     /// How long handlers that run may go on after the worker was told to stop. Up to 1 h, default 20 s.
     pub drain: Duration,
-    /// How long a delivery may be in flight before the worker says that it is not ready. Default 15 min.
+    /// How long a delivery may be in flight before the worker says that it is not ready. From 1 s, default 15 min.
     pub stalled_after: Duration,
 }
 
@@ -92,7 +92,7 @@ pub enum WorkerError {
     /// Nothing more can be processed until the process is started again.
     #[error("the worker stopped: {0}")]
     Fatal(#[source] Unsettled),
-    /// A task of the worker panicked. That is a fault of Einmal's.
+    /// A task of the worker panicked: a fault of Einmal's, or of a `Drop` that it does not guard.
     #[error("a task of the worker panicked: {0}")]
     Panicked(#[source] JoinError),
 }
@@ -173,6 +173,7 @@ impl Worker {
         within("limits.handlers", &limits.handlers, 1..=100_000)?;
         within("limits.waiting", &limits.waiting, 1..=usize::MAX)?;
         within("drain", &config.drain, Duration::ZERO..=Duration::from_secs(3600))?;
+        within("stalled_after", &config.stalled_after, Duration::from_secs(1)..=Duration::MAX)?;
         let engine = Arc::clone(&idempotent.engine);
         let shared = Shared {
             handler: Arc::<H>::clone(&idempotent.handler),

@@ -21,7 +21,7 @@ use clap::Parser;
 /// Consumes a redelivered stream of payments, is killed in the middle, and shows what came of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Messages to produce, repeats included. At most about 100,000 fit into the broker on board.
+    /// Messages to produce, repeats included. At most about 145,000 fit into the broker on board.
     #[arg(long, default_value_t = 20_000)]
     messages: usize,
     /// How many in a hundred of them repeat an id that was produced before.

@@ -285,7 +285,7 @@ impl WorkerProcess {
                 bail!("the worker ended by itself: {ended}");
             }
             let joining = status.settled == 0 && status.in_flight == 0;
-            let waiting = "waiting for the group: it counts a killed worker as a member for about 7 s";
+            let waiting = "waiting for the group (about 3 s, and about 7 s after a kill, until it has missed the killed one)";
             show.say(settled.min(total), if joining { waiting } else { "working" });
             if kill_at.is_some_and(|at| settled >= at) && status.in_flight > 0 {
                 return self.kill().map(|()| true);
