@@ -75,7 +75,7 @@ pub(super) fn open(
     };
     let counts = read_counts(&disk)?
         .ok_or_else(|| failed(StoreErrorKind::Corrupt, "the number of its keys can't be read"))?;
-    let (journal, noted) = Journal::open(&path).map_err(io("its notes can't be read"))?;
+    let (journal, noted) = Journal::open(&path, being_made)?;
     if noted.batch > state.batch {
         let what = format!("batch {} was durable, and the last one is {}", noted.batch, state.batch);
         return Err(failed(StoreErrorKind::Corrupt, &what));

@@ -148,6 +148,48 @@ async fn an_unfinished_snapshot_of_whoever_has_the_store_open_is_left_alone() {
     assert!(dir.path().join(format!("einmal.aside.{name}")).exists());
 }
 
+#[tokio::test]
+async fn without_its_notes_the_store_opens_only_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = dir.path().join("einmal.started");
+    fill(dir.path(), 0..3).await;
+    let ours = fs::read(&notes).unwrap();
+    for other in [Some(vec![0; ours.len()]), Some(b"garbage".to_vec()), None] {
+        match &other {
+            Some(other) => fs::write(&notes, other).unwrap(),
+            None => fs::remove_file(&notes).unwrap(),
+        }
+        for _ in 0..2 {
+            let error = error(dir.path()).await;
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+            assert!(error.to_string().contains("einmal.started"), "{error}");
+        }
+        assert_eq!(fs::read(&notes).ok(), other, "nothing was changed");
+    }
+    fs::write(&notes, &ours).unwrap();
+    fill(dir.path(), 3..4).await;
+    fs::write(&notes, "").unwrap();
+    fill(dir.path(), 4..5).await;
+    let store = open(dir.path()).await;
+    for id in 0..5 {
+        assert!(is_completed(&store, &key(id)).await, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_older_than_its_notes_is_not_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    fill(dir.path(), 0..3).await;
+    let notes = dir.path().join("einmal.started");
+    let mut bytes = fs::read(&notes).unwrap();
+    bytes[8..16].copy_from_slice(&1000u64.to_be_bytes());
+    fs::write(&notes, &bytes).unwrap();
+    let error = error(dir.path()).await;
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    assert!(error.to_string().contains("batch 1000 was durable"), "{error}");
+    assert_eq!(fs::read(&notes).unwrap(), bytes);
+}
+
 /// Whatever is done to the files: a typed error and nothing gone, or a store with every key.
 #[tokio::test]
 async fn damaged_files_are_an_error_or_lose_nothing() {
