@@ -219,6 +219,10 @@ impl DedupStore for MemoryStore {
         let fence = table.next_fence();
         let (change, answer) = state::force(table.records.get(key), now, fence, retention);
         table.change(key, change);
+        drop(table);
+        if let ForceAnswer::Forced(generation) = answer {
+            tracing::warn!(%key, %generation, "forced to run again");
+        }
         Ok(answer)
     }
 

@@ -8,7 +8,9 @@
 //! charged.
 //!
 //! The file's head holds the number of the last batch that was made durable. If sled comes back with an
-//! older one, its file has lost its end, and the store is not opened as if nothing were missing.
+//! older one, its file has lost its end, and the store is not opened as if nothing were missing. For the same
+//! reason a journal that is gone, or is no journal, is an error. Who wants to go on without it says so with an
+//! empty file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -19,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use super::record;
 use crate::claim::Record;
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::id::DedupKey;
 
 pub(super) const FILE_NAME: &str = "einmal.started";
@@ -56,20 +58,36 @@ pub(super) struct Noted {
 }
 
 impl Journal {
-    /// Opens the file, makes it if need be, and reads what it says. What it says stays in it until
-    /// [cleared](Journal::clear).
-    pub(super) fn open(directory: &Path) -> io::Result<(Self, Noted)> {
+    /// Opens the file and reads what it says. What it says stays in it until [cleared](Journal::clear).
+    /// While the store is being made the file is made too, whatever is there.
+    pub(super) fn open(directory: &Path, being_made: bool) -> Result<(Self, Noted), StoreError> {
         let path = directory.join(FILE_NAME);
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let failed = |kind, what: &str| {
+            StoreError::new(kind, format!("the store {}: {FILE_NAME} {what}", directory.display()))
+        };
+        let io = |error| failed(StoreErrorKind::Unavailable, "can't be read or written").with_source(error);
+        let opened = OpenOptions::new().read(true).write(true).create(being_made).truncate(false).open(path);
+        let mut file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !being_made => {
+                let what = "is missing. With an empty file of that name the store goes on without its notes: \
+                            it forgets which handlers were interrupted, and can't tell whether its last \
+                            batches are there";
+                return Err(failed(StoreErrorKind::Corrupt, what));
+            }
+            opened => opened.map_err(io)?,
+        };
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
+        file.read_to_end(&mut bytes).map_err(io)?;
         let (noted, free) = match read(&bytes) {
             Some(found) => found,
-            None => {
-                file.set_len(0)?;
-                write_at(&file, MAGIC, 0)?;
+            None if being_made || bytes.is_empty() => {
+                if !being_made {
+                    tracing::warn!(path = %directory.display(), "{FILE_NAME} is empty: going on without notes");
+                }
+                file.set_len(0).and_then(|()| write_at(&file, &head(0), 0)).map_err(io)?;
                 Default::default()
             }
+            None => return Err(failed(StoreErrorKind::Corrupt, "has another content than notes")),
         };
         Ok((Self { file, free: Mutex::new(free) }, noted))
     }
@@ -103,9 +121,7 @@ impl Journal {
                     self.give_back(number);
                 }
                 let message = "the start of a handler could not be noted";
-                Err(StoreError::new(crate::error::StoreErrorKind::Unavailable, message)
-                    .with_key(key)
-                    .with_source(error))
+                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_key(key).with_source(error))
             }
         }
     }
@@ -134,6 +150,10 @@ impl Journal {
     }
 }
 
+fn head(batch: u64) -> Vec<u8> {
+    [MAGIC.as_slice(), &batch.to_be_bytes()].concat()
+}
+
 fn offset(slot: u32) -> u64 {
     HEAD as u64 + u64::from(slot) * SLOT as u64
 }
@@ -157,7 +177,7 @@ fn sum(body: &[u8]) -> [u8; 8] {
 /// a free one.
 fn read(bytes: &[u8]) -> Option<(Noted, Free)> {
     let (magic, rest) = bytes.split_first_chunk::<8>()?;
-    let batch = rest.first_chunk::<8>().map_or(0, |number| u64::from_be_bytes(*number));
+    let batch = u64::from_be_bytes(*rest.first_chunk::<8>()?);
     if magic != MAGIC {
         return None;
     }
@@ -240,7 +260,7 @@ mod tests {
         let (key, record) = longest();
         assert!(slot_bytes(&key, &record).unwrap().len() <= SLOT);
         {
-            let (journal, noted) = Journal::open(dir.path()).unwrap();
+            let (journal, noted) = Journal::open(dir.path(), true).unwrap();
             assert!(noted.started.is_empty());
             let first = journal.note(None, &key, &record).unwrap();
             let second = journal.note(None, &key, &record).unwrap();
@@ -248,7 +268,7 @@ mod tests {
             journal.clear(first);
             journal.note_batch(7).unwrap();
         }
-        let (journal, noted) = Journal::open(dir.path()).unwrap();
+        let (journal, noted) = Journal::open(dir.path(), false).unwrap();
         assert_eq!(noted.batch, 7);
         assert_eq!(noted.started, [(Slot(1), key.clone(), record.clone())]);
         assert_eq!(journal.note(None, &key, &record).unwrap(), Slot(0), "a cleared slot is used again");
@@ -256,14 +276,43 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_slot_and_a_foreign_file_say_nothing() {
+    fn a_torn_slot_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (key, record) = longest();
-        let (journal, _) = Journal::open(dir.path()).unwrap();
+        let (journal, _) = Journal::open(dir.path(), true).unwrap();
         let slot = journal.note(None, &key, &record).unwrap();
         write_at(&journal.file, b"torn", offset(slot.0) + 40).unwrap();
-        assert!(Journal::open(dir.path()).unwrap().1.started.is_empty());
-        std::fs::write(dir.path().join(FILE_NAME), [0; 5000]).unwrap();
-        assert_eq!(Journal::open(dir.path()).unwrap().1.batch, 0);
+        assert!(Journal::open(dir.path(), false).unwrap().1.started.is_empty());
+    }
+
+    #[test]
+    fn another_content_is_replaced_only_while_the_store_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let cut_short = head(7)[..15].to_vec();
+        for other in [vec![0; 5000], b"mine".to_vec(), cut_short] {
+            std::fs::write(&path, &other).unwrap();
+            let error = Journal::open(dir.path(), false).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+            assert!(error.to_string().contains(FILE_NAME), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), other);
+            assert_eq!(Journal::open(dir.path(), true).unwrap().1.batch, 0);
+            assert_eq!(std::fs::read(&path).unwrap(), head(0));
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_and_an_empty_one_a_new_beginning() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let error = Journal::open(dir.path(), false).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+        assert!(error.to_string().contains("einmal.started is missing. With an empty file"), "{error}");
+        assert!(!path.exists());
+        std::fs::write(&path, "").unwrap();
+        let (journal, noted) = Journal::open(dir.path(), false).unwrap();
+        assert_eq!((noted.batch, noted.started.len()), (0, 0));
+        journal.note_batch(9).unwrap();
+        assert_eq!(Journal::open(dir.path(), false).unwrap().1.batch, 9);
     }
 }

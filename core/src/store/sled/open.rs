@@ -1,4 +1,5 @@
-//! Opening: what is there is ours and whole, or the store is not opened. Nothing is ever deleted.
+//! Opening: what is there is ours and whole, or the store is not opened. No data is ever deleted; of what is
+//! there, only a snapshot that sled has not finished is moved, see [`set_aside`].
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -6,6 +7,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
+
+use fs2::FileExt;
 
 use super::config::SledConfig;
 use super::disk::{Batch, Disk, SledDisk, guarded};
@@ -22,6 +25,9 @@ use crate::store::StoreTime;
 /// There from before sled makes its first file until the store's own first batch is durable: a store whose
 /// making was cut off holds nothing yet and may be made again; any other one without a format is damaged.
 const BEING_MADE: &str = "einmal.creating";
+
+/// What the names of files begin with that are set aside: sled looks at none of them.
+const ASIDE: &str = "einmal.aside.";
 
 /// How often, and how long apart, a lock is tried: another handle of this process may just be closing.
 const LOCK_TRIES: u32 = 40;
@@ -69,7 +75,7 @@ pub(super) fn open(
     };
     let counts = read_counts(&disk)?
         .ok_or_else(|| failed(StoreErrorKind::Corrupt, "the number of its keys can't be read"))?;
-    let (journal, noted) = Journal::open(&path).map_err(io("its notes can't be read"))?;
+    let (journal, noted) = Journal::open(&path, being_made)?;
     if noted.batch > state.batch {
         let what = format!("batch {} was durable, and the last one is {}", noted.batch, state.batch);
         return Err(failed(StoreErrorKind::Corrupt, &what));
@@ -169,7 +175,7 @@ fn open_sled(config: &SledConfig) -> Result<sled::Db, StoreError> {
         .cache_capacity(config.cache_bytes)
         .segment_size(SEGMENT)
         .flush_every_ms(None);
-    let mut tries = 0;
+    let (mut tries, mut moved) = (0, false);
     loop {
         let mut locked = false;
         let opened = guarded(|| {
@@ -181,12 +187,24 @@ fn open_sled(config: &SledConfig) -> Result<sled::Db, StoreError> {
             Ok(db) => return Ok(db),
             Err(error) => error,
         };
+        let kind = match error.kind() {
+            StoreErrorKind::Unavailable if is_io(&error) => StoreErrorKind::Unavailable,
+            _ => StoreErrorKind::Corrupt,
+        };
+        if !locked && !moved && kind == StoreErrorKind::Corrupt {
+            match set_aside(path) {
+                Ok(true) => {
+                    moved = true;
+                    continue;
+                }
+                Ok(false) => {}
+                // Somebody has opened it meanwhile: look again.
+                Err(error) if is_contended(&error) => locked = true,
+                Err(error) => tracing::warn!(path = %path.display(), %error, "nothing could be set aside"),
+            }
+        }
         if !locked {
             let message = format!("the store {}: sled can't open its files", path.display());
-            let kind = match error.kind() {
-                StoreErrorKind::Unavailable if is_io(&error) => StoreErrorKind::Unavailable,
-                _ => StoreErrorKind::Corrupt,
-            };
             return Err(StoreError::new(kind, message).with_source(error));
         }
         if tries >= LOCK_TRIES {
@@ -196,6 +214,36 @@ fn open_sled(config: &SledConfig) -> Result<sled::Db, StoreError> {
         tries += 1;
         std::thread::sleep(LOCK_PAUSE);
     }
+}
+
+/// Takes snapshots that sled has not finished out of its sight, and says whether there was one.
+///
+/// sled makes a snapshot when it opens, in a file that it gives its real name once it is synced. One that was
+/// cut short counts as a snapshot all the same, so that sled never opens again, though it needs none of them:
+/// all that they say is in its log.
+fn set_aside(path: &Path) -> io::Result<bool> {
+    // sled has let go of its lock by now, and may have failed before it had it. Whoever has it may be
+    // writing just such a file.
+    let lock = File::options().read(true).write(true).open(path.join("db"))?;
+    lock.try_lock_exclusive()?;
+    let mut moved = false;
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        let text = name.to_string_lossy();
+        if !text.starts_with("snap.") || !text.ends_with(".generating") {
+            continue;
+        }
+        // An older one of that name is replaced: sled tried to write the same thing.
+        let aside = format!("{ASIDE}{text}");
+        fs::rename(path.join(&name), path.join(&aside))?;
+        tracing::warn!(path = %path.display(), %aside, "set aside a snapshot that sled has not finished");
+        moved = true;
+    }
+    Ok(moved)
+}
+
+fn is_contended(error: &io::Error) -> bool {
+    error.raw_os_error() == fs2::lock_contended_error().raw_os_error()
 }
 
 /// The disk failed, rather than what is on it. A file that ends too early is damaged.

@@ -91,6 +91,8 @@ pub(super) struct Write {
     /// The same as bytes.
     pub(super) value: Option<Vec<u8>>,
     pub(super) was_on_disk: bool,
+    /// The generation that an operator asked for.
+    pub(super) forced: Option<Fence>,
 }
 
 impl Shared {
@@ -248,7 +250,11 @@ impl Shared {
         retention: Duration,
     ) -> Result<Step<ForceAnswer>, StoreError> {
         let fence = self.fences.next()?;
-        self.change(key, |record| state::force(record, now, fence, retention))
+        let mut step = self.change(key, |record| state::force(record, now, fence, retention))?;
+        if let Step::Write(ForceAnswer::Forced(generation), write) = &mut step {
+            write.forced = Some(*generation);
+        }
+        Ok(step)
     }
 
     /// Takes an expired record away. `Done(false)` when it is not expired, or not there.
@@ -298,7 +304,7 @@ impl Shared {
             entry.write = Some(Waiters::default());
             was_on_disk = entry.on_disk;
         }
-        Ok(Write { key: key.clone(), next, value, was_on_disk })
+        Ok(Write { key: key.clone(), next, value, was_on_disk, forced: None })
     }
 
     /// The write is durable: only now do others see it, and only now does the entry leave the memory.
@@ -322,6 +328,10 @@ impl Shared {
         drop(shard);
         if let Some(slot) = slot {
             self.journal.clear(slot);
+        }
+        // Said here, so that it is said also when the caller has gone meanwhile.
+        if let Some(generation) = write.forced {
+            tracing::warn!(key = %write.key, %generation, "forced to run again");
         }
     }
 

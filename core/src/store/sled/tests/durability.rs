@@ -151,6 +151,23 @@ async fn without_the_sync_an_answer_survives_the_process_only() {
     assert!(is_completed(&SledStore::open(config()).await.unwrap(), &key("1")).await);
 }
 
+/// /dev/null takes every write and can't be synced.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_file_is_synced_or_it_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = sled::open(dir.path()).unwrap();
+    let sync = |durability| {
+        let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let disk =
+            SledDisk { db: db.clone(), file, durability, probe: super::super::config::Probe::default() };
+        disk.apply(&Batch::from([(b"key".to_vec(), Some(b"value".to_vec()))])).unwrap();
+        disk.sync()
+    };
+    assert_eq!(sync(Durability::Fsync).unwrap_err().kind(), StoreErrorKind::Unavailable);
+    sync(Durability::Flush).unwrap();
+}
+
 #[tokio::test]
 async fn more_settles_than_a_batch_takes_are_several() {
     let dir = tempfile::tempdir().unwrap();

@@ -83,6 +83,113 @@ async fn a_store_whose_making_was_cut_off_is_made_again() {
     assert!(!dir.path().join("einmal.creating").exists());
 }
 
+/// A store that was opened twice, so that sled has made a snapshot.
+async fn twice_opened(path: &Path, keys: usize) {
+    fill(path, 0..keys / 2).await;
+    fill(path, keys / 2..keys).await;
+}
+
+/// What the files that begin with `prefix` hold.
+fn contents(path: &Path, prefix: &str) -> BTreeMap<String, Vec<u8>> {
+    let names = files(path).into_keys().map(|name| name.into_string().unwrap());
+    let ours = names.filter(|name| name.starts_with(prefix));
+    ours.map(|name| (name.clone(), fs::read(path.join(name)).unwrap())).collect()
+}
+
+/// sled's temporary file, left behind by a kill or a full disk, counts as a snapshot when it opens again.
+#[tokio::test]
+async fn a_snapshot_that_was_not_finished_is_set_aside() {
+    const KEYS: usize = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    twice_opened(path, KEYS).await;
+    let (snapshot, whole) = contents(path, "snap.").pop_last().unwrap();
+    let later = "snap.0FFFFFFFFFFFFFFF.generating".to_owned();
+    let half = whole[..whole.len() / 2].to_vec();
+    let left = [Vec::new(), half, whole[..whole.len() - 1].to_vec(), vec![0; 4096], vec![0xa5; 4096]];
+    for name in [format!("{snapshot}.generating"), later] {
+        for content in &left {
+            // sled takes its old snapshots away when it makes a new one.
+            for newer in contents(path, "snap.").into_keys().filter(|newer| *newer != snapshot) {
+                fs::remove_file(path.join(newer)).unwrap();
+            }
+            fs::write(path.join(&snapshot), &whole).unwrap();
+            fs::write(path.join(&name), content).unwrap();
+            let store = open(path).await;
+            assert_eq!(store.stats().await.unwrap().keys, KEYS as u64);
+            for id in 0..KEYS {
+                assert!(is_completed(&store, &key(id)).await, "{name}: {id}");
+            }
+            store.close().await.unwrap();
+            assert!(!path.join(&name).exists());
+            let aside = format!("einmal.aside.{name}");
+            assert_eq!(&contents(path, "einmal.aside.")[&aside], content, "it is kept");
+        }
+    }
+    assert_eq!(contents(path, "einmal.aside.").len(), 2, "a later one of the same name replaces it");
+}
+
+#[tokio::test]
+async fn an_unfinished_snapshot_of_whoever_has_the_store_open_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let name = "snap.0FFFFFFFFFFFFFFF.generating";
+    fs::write(dir.path().join(name), "half of").unwrap();
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Locked);
+    // sled reads this file before it has the lock.
+    let conf = fs::read(dir.path().join("conf")).unwrap();
+    fs::write(dir.path().join("conf"), vec![0xa5; conf.len()]).unwrap();
+    assert_eq!(error(dir.path()).await.kind(), StoreErrorKind::Locked);
+    fs::write(dir.path().join("conf"), conf).unwrap();
+    assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"half of");
+    store.close().await.unwrap();
+    drop(store);
+    open(dir.path()).await;
+    assert!(dir.path().join(format!("einmal.aside.{name}")).exists());
+}
+
+#[tokio::test]
+async fn without_its_notes_the_store_opens_only_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = dir.path().join("einmal.started");
+    fill(dir.path(), 0..3).await;
+    let ours = fs::read(&notes).unwrap();
+    for other in [Some(vec![0; ours.len()]), Some(b"garbage".to_vec()), None] {
+        match &other {
+            Some(other) => fs::write(&notes, other).unwrap(),
+            None => fs::remove_file(&notes).unwrap(),
+        }
+        for _ in 0..2 {
+            let error = error(dir.path()).await;
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+            assert!(error.to_string().contains("einmal.started"), "{error}");
+        }
+        assert_eq!(fs::read(&notes).ok(), other, "nothing was changed");
+    }
+    fs::write(&notes, &ours).unwrap();
+    fill(dir.path(), 3..4).await;
+    fs::write(&notes, "").unwrap();
+    fill(dir.path(), 4..5).await;
+    let store = open(dir.path()).await;
+    for id in 0..5 {
+        assert!(is_completed(&store, &key(id)).await, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_older_than_its_notes_is_not_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    fill(dir.path(), 0..3).await;
+    let notes = dir.path().join("einmal.started");
+    let mut bytes = fs::read(&notes).unwrap();
+    bytes[8..16].copy_from_slice(&1000u64.to_be_bytes());
+    fs::write(&notes, &bytes).unwrap();
+    let error = error(dir.path()).await;
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    assert!(error.to_string().contains("batch 1000 was durable"), "{error}");
+    assert_eq!(fs::read(&notes).unwrap(), bytes);
+}
+
 /// Whatever is done to the files: a typed error and nothing gone, or a store with every key.
 #[tokio::test]
 async fn damaged_files_are_an_error_or_lose_nothing() {
@@ -90,8 +197,7 @@ async fn damaged_files_are_an_error_or_lose_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     // sled makes its snapshot when it reads its log: of the first half of it.
-    fill(&whole, 0..KEYS / 2).await;
-    fill(&whole, KEYS / 2..KEYS).await;
+    twice_opened(&whole, KEYS).await;
     let snapshots = files(&whole).into_keys().filter(|name| name.to_str().unwrap().starts_with("snap."));
     let mut names: Vec<_> = snapshots.map(|name| name.into_string().unwrap()).collect();
     assert!(!names.is_empty());
