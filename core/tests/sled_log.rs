@@ -90,7 +90,8 @@ async fn a_forced_run_is_logged(store: &dyn DedupStore, id: &str) {
     };
     let said = warnings(id);
     assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].contains("forced") && said[0].contains(&format!("generation={generation} ")), "{said:?}");
+    let generation = format!("generation={generation} ");
+    assert!(said.iter().all(|line| line.contains("forced") && line.contains(&generation)), "{said:?}");
 }
 
 async fn open(path: &Path) -> SledStore {

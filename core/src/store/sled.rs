@@ -65,8 +65,8 @@ const MAKE_ROOM: usize = 64;
 /// # Errors
 ///
 /// The first write that fails poisons the store for good: this call and every later one is answered with
-/// [`StoreErrorKind::Poisoned`]. A record that can't be decoded is that key's error alone and is left as it
-/// is.
+/// [`StoreErrorKind::Poisoned`] and the reason. A record that can't be decoded is that key's error alone and
+/// is left as it is.
 ///
 /// # Blocking
 ///
@@ -98,9 +98,10 @@ impl SledStore {
     /// # Errors
     /// [`Locked`](StoreErrorKind::Locked) when the directory has been open elsewhere for two seconds;
     /// [`Corrupt`](StoreErrorKind::Corrupt) when what is there is damaged or not a store of Einmal's;
-    /// [`Unavailable`](StoreErrorKind::Unavailable) when the disk failed. Einmal deletes nothing, and never
-    /// opens what is damaged as if it were empty; sled itself, when it meets a log that it can't read to the
-    /// end, cuts off what comes after: copy the directory before you try to save it.
+    /// [`Unavailable`](StoreErrorKind::Unavailable) when the disk failed. Nothing damaged is opened as if it
+    /// were empty. Einmal deletes nothing; sled, when it can't read its log to the end, cuts off what comes
+    /// after: copy the directory before you try to save it. A snapshot that sled has not finished is renamed
+    /// to `einmal.aside.*`. In place of a lost `einmal.started`, an empty file opens the store without notes.
     pub async fn open(config: SledConfig) -> Result<Self, StoreError> {
         let path = config.path.clone();
         let (sender, opened) = oneshot::channel();

@@ -1,9 +1,10 @@
 //! The disk below the writer: few verbs, so that a test can stand in and fail, wait or count.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::error::Error;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{fmt, io};
 
 use sled::IVec;
 
@@ -100,7 +101,7 @@ pub(super) fn guarded<T>(call: impl FnOnce() -> Result<T, DiskError>) -> Result<
 
 pub(super) enum DiskError {
     Sled(sled::Error),
-    Io(std::io::Error),
+    Io(io::Error),
 }
 
 impl From<sled::Error> for DiskError {
@@ -109,8 +110,8 @@ impl From<sled::Error> for DiskError {
     }
 }
 
-impl From<std::io::Error> for DiskError {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for DiskError {
+    fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
@@ -125,8 +126,23 @@ impl From<DiskError> for StoreError {
             DiskError::Sled(_) | DiskError::Io(_) => (StoreErrorKind::Unavailable, "the disk failed"),
         };
         match error {
-            DiskError::Sled(error) => Self::new(kind, what).with_source(error),
-            DiskError::Io(error) => Self::new(kind, what).with_source(error),
+            DiskError::Sled(error) => {
+                Self::new(kind, format!("{what}{}", io_cause(&error))).with_source(error)
+            }
+            DiskError::Io(error) => Self::new(kind, format!("{what}{}", io_cause(&error))).with_source(error),
         }
     }
+}
+
+/// What the operating system said, if it was that: " (No space left on device)". A [`StoreError`] shows its
+/// own message only, and a service's log has seldom more.
+pub(super) fn io_cause(error: &(dyn Error + 'static)) -> String {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        match (cause.downcast_ref::<io::Error>(), cause.downcast_ref::<sled::Error>()) {
+            (Some(io), _) | (_, Some(sled::Error::Io(io))) => return format!(" ({io})"),
+            _ => next = cause.source(),
+        }
+    }
+    String::new()
 }

@@ -65,7 +65,10 @@ impl Journal {
         let failed = |kind, what: &str| {
             StoreError::new(kind, format!("the store {}: {FILE_NAME} {what}", directory.display()))
         };
-        let io = |error| failed(StoreErrorKind::Unavailable, "can't be read or written").with_source(error);
+        let io = |error: io::Error| {
+            let what = format!("can't be read or written ({error})");
+            failed(StoreErrorKind::Unavailable, &what).with_source(error)
+        };
         let opened = OpenOptions::new().read(true).write(true).create(being_made).truncate(false).open(path);
         let mut file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !being_made => {
@@ -120,7 +123,7 @@ impl Journal {
                 if slot.is_none() {
                     self.give_back(number);
                 }
-                let message = "the start of a handler could not be noted";
+                let message = format!("the start of a handler could not be noted ({error})");
                 Err(StoreError::new(StoreErrorKind::Unavailable, message).with_key(key).with_source(error))
             }
         }

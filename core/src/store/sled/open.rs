@@ -11,7 +11,7 @@ use std::time::Duration;
 use fs2::FileExt;
 
 use super::config::SledConfig;
-use super::disk::{Batch, Disk, SledDisk, guarded};
+use super::disk::{Batch, Disk, SledDisk, guarded, io_cause};
 use super::journal::{self, Journal, Noted};
 use super::record::{self, State};
 use super::shared::{Fences, MAX_EPOCH, Shared};
@@ -48,7 +48,7 @@ pub(super) fn open(
     let io = |what: &'static str| {
         let path = path.clone();
         move |error: io::Error| {
-            let message = format!("the store {}: {what}", path.display());
+            let message = format!("the store {}: {what} ({error})", path.display());
             StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
         }
     };
@@ -204,7 +204,8 @@ fn open_sled(config: &SledConfig) -> Result<sled::Db, StoreError> {
             }
         }
         if !locked {
-            let message = format!("the store {}: sled can't open its files", path.display());
+            let why = io_cause(&error);
+            let message = format!("the store {}: sled can't open its files{why}", path.display());
             return Err(StoreError::new(kind, message).with_source(error));
         }
         if tries >= LOCK_TRIES {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::config::SledConfig;
-use super::disk::Disk;
+use super::disk::{Disk, io_cause};
 use super::journal::Journal;
 use super::record;
 use super::table::{Counts, Entry, Shard, Table, Waiters};
@@ -102,7 +102,8 @@ impl Shared {
     }
 
     pub(super) fn poison(&self, cause: StoreError) -> StoreError {
-        let message = "a write failed, so nothing here can be trusted to be durable";
+        let why = io_cause(&cause);
+        let message = format!("a write failed{why}, so nothing here can be trusted to be durable");
         let error = StoreError::new(StoreErrorKind::Poisoned, message).with_source(cause);
         if self.ended.set(error.clone()).is_ok() {
             tracing::error!(path = %self.config.path.display(), ?error, "the store is poisoned");

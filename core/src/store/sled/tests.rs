@@ -90,7 +90,8 @@ struct Held {
 }
 
 fn broken() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, "no space left").with_source(std::io::Error::other("28"))
+    StoreError::new(StoreErrorKind::Unavailable, "no space left")
+        .with_source(std::io::Error::from_raw_os_error(28))
 }
 
 impl Disk for Held {
