@@ -103,7 +103,7 @@ impl Shared {
 
     pub(super) fn poison(&self, cause: StoreError) -> StoreError {
         let why = io_cause(&cause);
-        let message = format!("a write failed{why}, so nothing here can be trusted to be durable");
+        let message = format!("the disk failed{why}, so nothing here can be trusted to be durable");
         let error = StoreError::new(StoreErrorKind::Poisoned, message).with_source(cause);
         if self.ended.set(error.clone()).is_ok() {
             tracing::error!(path = %self.config.path.display(), ?error, "the store is poisoned");
@@ -116,9 +116,19 @@ impl Shared {
         disk.ok_or_else(|| self.check().err().unwrap_or_else(closed))
     }
 
+    /// Reads the disk. A read that fails poisons the store, as a write does: sled keeps an error of its own
+    /// threads for good, and every later call would be told to try again, for ever.
+    pub(super) fn on_disk<T>(
+        &self,
+        read: impl FnOnce(&dyn Disk) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        read(&*self.disk()?).map_err(|error| self.poison(error))
+    }
+
     /// The record on the disk. On a miss only: whatever is being changed is in the table.
     pub(super) fn read(&self, key: &DedupKey) -> Result<Option<Record>, StoreError> {
-        let found = self.disk()?.get(&record::record_key(key)).map_err(|error| error.with_key(key))?;
+        let found = self.on_disk(|disk| disk.get(&record::record_key(key)));
+        let found = found.map_err(|error| error.with_key(key))?;
         let Some(bytes) = found else { return Ok(None) };
         record::decode(&bytes).map(Some).ok_or_else(|| {
             tracing::error!(%key, "a record can't be decoded; it is left as it is");

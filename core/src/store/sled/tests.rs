@@ -57,6 +57,7 @@ struct Hand {
     syncs: AtomicUsize,
     fail_apply: AtomicBool,
     fail_sync: AtomicBool,
+    fail_reads: AtomicBool,
     panic_in_sync: AtomicBool,
     slow_reads: AtomicBool,
     holding: StdMutex<bool>,
@@ -96,6 +97,9 @@ fn broken() -> StoreError {
 
 impl Disk for Held {
     fn get(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {
+        if self.hand.fail_reads.load(Ordering::SeqCst) {
+            return Err(broken());
+        }
         let found = self.disk.get(key);
         if self.hand.slow_reads.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(20));

@@ -85,7 +85,8 @@ impl SledTx {
             return Ok(read.clone());
         }
         self.shared.check()?;
-        let found = self.shared.disk()?.get(&full)?.map(|value| Bytes::copy_from_slice(&value));
+        let found = self.shared.on_disk(|disk| disk.get(&full))?;
+        let found = found.map(|value| Bytes::copy_from_slice(&value));
         self.effects.charge(full.len() + found.as_ref().map_or(0, Bytes::len))?;
         self.effects.reads.insert(full, found.clone());
         Ok(found)

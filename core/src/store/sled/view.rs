@@ -32,7 +32,8 @@ impl SledView {
     /// When the store can't be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
         self.shared.check()?;
-        let found = self.shared.disk()?.get(&full_key(&self.tree, key)?)?;
+        let full = full_key(&self.tree, key)?;
+        let found = self.shared.on_disk(|disk| disk.get(&full))?;
         Ok(found.map(|value| Bytes::copy_from_slice(&value)))
     }
 
@@ -45,7 +46,7 @@ impl SledView {
         self.shared.check()?;
         let prefix = record::user_prefix(&self.tree);
         let after = after.map(|key| record::user_key(&self.tree, key)).unwrap_or_default();
-        let found = self.shared.disk()?.scan(&prefix, &after, limit.min(MAX_PAGE))?;
+        let found = self.shared.on_disk(|disk| disk.scan(&prefix, &after, limit.min(MAX_PAGE)))?;
         let entry = |(key, value): (sled::IVec, sled::IVec)| {
             let key = key.get(prefix.len()..).unwrap_or_default();
             (Bytes::copy_from_slice(key), Bytes::copy_from_slice(&value))

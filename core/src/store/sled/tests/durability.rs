@@ -68,6 +68,19 @@ async fn a_reader_does_not_find_an_unsynced_outcome_on_the_disk() {
     assert_eq!(hand.applies(), 1, "one batch, one write");
 }
 
+/// sled keeps an error of its own threads for good: who is told to try again would try for ever.
+#[tokio::test]
+async fn a_failed_read_poisons_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, hand) = open_held(dir.path(), |config| config);
+    complete(&store, "before").await;
+    hand.fail_reads.store(true, Ordering::SeqCst);
+    let error = store.claim(request(&key("before"))).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Poisoned, "{error}");
+    hand.fail_reads.store(false, Ordering::SeqCst);
+    assert!(store.claim(request(&key("before"))).await.unwrap_err().is_fatal());
+}
+
 #[tokio::test]
 async fn a_failed_write_poisons_for_good() {
     for failing in 0..3 {
@@ -95,7 +108,7 @@ async fn a_failed_write_poisons_for_good() {
         let poisoned = |error: StoreError| {
             assert_eq!(error.kind(), StoreErrorKind::Poisoned);
             let text = error.to_string();
-            let says_why = cfg!(not(unix)) || text.contains("a write failed (No space left on device");
+            let says_why = cfg!(not(unix)) || text.contains("the disk failed (No space left on device");
             assert!(says_why || failing == 2, "{text}");
             assert!(!text.contains("try again"), "{text}");
         };
