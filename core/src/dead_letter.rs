@@ -164,3 +164,64 @@ impl<D: DeadLetters + ?Sized> DeadLetters for Arc<D> {
         (**self).publish(letter).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::delivery::Position;
+    use crate::id::{MessageId, Scope};
+
+    const EARLY: Timestamp = Timestamp::from_micros(1);
+    const LATE: Timestamp = Timestamp::from_micros(u64::MAX);
+
+    fn of_message(position: Position, payload: Option<&'static str>, at: Timestamp) -> String {
+        let delivery = Delivery::new(position, payload.map(Bytes::from));
+        DeadLetter::of_message(delivery, DeadLetterReason::Conflict, at).id
+    }
+
+    fn of_operation(id: &str, generation: u64, offset: i64, at: Timestamp) -> String {
+        let delivery = Delivery::new(Position::in_log("topic", 0, offset), None);
+        let key = DedupKey::new(Scope::new("orders").unwrap(), MessageId::new(id).unwrap());
+        DeadLetter::of_operation(delivery, key, Fence::new(generation), FailReason::Attempts, at).id
+    }
+
+    #[test]
+    fn a_message_in_a_log_has_one_letter_whenever_it_is_published() {
+        let place = || Position::in_log("topic", 3, 7);
+        let letter = of_message(place(), Some("a"), EARLY);
+        assert_eq!(of_message(place(), Some("a"), LATE), letter);
+        let elsewhere = [
+            Position::in_log("topic", 3, 8),
+            Position::in_log("topic", 4, 7),
+            Position::in_log("other", 3, 7),
+            Position::in_queue("topic"),
+        ];
+        for other in elsewhere {
+            assert_ne!(of_message(other.clone(), Some("a"), EARLY), letter, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_message_in_a_queue_is_told_from_another_by_its_bytes() {
+        let letter = |payload, at| of_message(Position::in_queue("queue"), payload, at);
+        let all = [Some("a"), Some("b"), Some(""), None];
+        for (number, payload) in all.into_iter().enumerate() {
+            assert_eq!(letter(payload, EARLY), letter(payload, LATE));
+            for other in all.into_iter().skip(number + 1) {
+                assert_ne!(letter(payload, EARLY), letter(other, EARLY), "{payload:?}, {other:?}");
+            }
+        }
+        assert_ne!(of_message(Position::in_queue("other"), Some("a"), EARLY), letter(Some("a"), EARLY));
+    }
+
+    #[test]
+    fn an_operation_has_one_letter_in_each_generation() {
+        let letter = of_operation("a", 1, 0, EARLY);
+        assert_eq!(of_operation("a", 1, 0, LATE), letter);
+        assert_eq!(of_operation("a", 1, 5, LATE), letter, "whichever copy is put aside");
+        assert_ne!(of_operation("a", 2, 0, EARLY), letter);
+        assert_ne!(of_operation("b", 1, 0, EARLY), letter);
+    }
+}

@@ -181,6 +181,20 @@ impl Bench {
         run(Worker::new(&idempotent, config(lanes)).unwrap())
     }
 
+    /// Another's claim.
+    async fn claim(&self, id: &str) -> Claim {
+        let request = ClaimRequest {
+            key: key(id),
+            token: einmal::claim::Token::random(),
+            fingerprint: None,
+            rules: policy().build().unwrap().rules(),
+            started: true,
+            group: None,
+        };
+        let ClaimAnswer::Acquired(claim) = self.inbox.dedup.claim(request).await.unwrap() else { panic!() };
+        claim
+    }
+
     async fn record(&self, id: &str) -> Record {
         self.inbox.dedup.inner().get(&key(id)).await.unwrap().unwrap()
     }
@@ -241,6 +255,34 @@ async fn a_commit_that_failed_is_decided_by_the_record() {
 }
 
 #[tokio::test]
+async fn a_commit_that_failed_is_not_taken_for_done_by_the_outcome_of_another_claim() {
+    for lanes in LANES {
+        let bench = Bench::new();
+        // No time passes for the first worker while its lease ends.
+        let blocked = ManualClock::new();
+        bench.doors.close("a");
+        let mut first = bench.start_with(lanes, &blocked);
+        let stale = first.hand.push(delivery(0, "a"));
+        bench.journal.wait_len(1).await;
+        bench.clock.advance(LEASE);
+        let other = bench.claim("a").await;
+        let answer = bench.inbox.commit(vec!["a".into()], &other, None).await.unwrap();
+        assert!(matches!(answer, TxAnswer::Settled(SettleAnswer::Applied(_))));
+
+        // The record that is read now is completed, and not by this claim.
+        bench.inbox.plan(&[Commit::ErrorBefore]);
+        bench.doors.open("a");
+        until(|| bench.inbox.dedup.faults().calls(Method::Get) > 0).await;
+        settle_down().await;
+        assert_eq!(stale.fate(), Fate::Pending, "{lanes:?}");
+        assert_eq!(drive(&blocked, stale.wait()).await, Fate::Settled);
+        let summary = first.worker.summary();
+        assert_eq!((summary.ran_ok, summary.duplicate), (0, 1), "{lanes:?}");
+        assert_eq!((bench.inbox.rows()["a"], bench.journal.count("run a")), (1, 1), "{lanes:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_refused_commit_leaves_no_trace_and_settles_nothing() {
     for lanes in LANES {
         let bench = Bench::new();
@@ -251,16 +293,7 @@ async fn a_refused_commit_leaves_no_trace_and_settles_nothing() {
         let stale = first.hand.push(delivery(0, "a"));
         bench.journal.wait_len(1).await;
         bench.clock.advance(LEASE);
-        let rules = policy().build().unwrap().rules();
-        let request = ClaimRequest {
-            key: key("a"),
-            token: einmal::claim::Token::random(),
-            fingerprint: None,
-            rules,
-            started: true,
-            group: None,
-        };
-        let ClaimAnswer::Acquired(other) = bench.inbox.dedup.claim(request).await.unwrap() else { panic!() };
+        let other = bench.claim("a").await;
         bench.doors.open("a");
         settle_down().await;
         assert_eq!((stale.fate(), bench.inbox.rows().len()), (Fate::Pending, 0), "{lanes:?}");
