@@ -1,5 +1,6 @@
 //! What the tests across crates and processes share.
 
+pub mod kafka;
 pub mod log_broker;
 pub mod points;
 pub mod proxy;
