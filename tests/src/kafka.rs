@@ -1,17 +1,19 @@
 //! A topic of its own on the real broker: what goes into it, and what its group has committed.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use einmal_kafka::{KafkaConfig, KafkaConfigBuilder};
 use einmal_services::{Service, address_or_skip};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
+use rdkafka::client::{ClientContext, DefaultClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::topic_partition_list::TopicPartitionListElem;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tracing_subscriber::EnvFilter;
@@ -133,12 +135,15 @@ impl Topic {
     /// # Errors
     /// When one does not arrive.
     pub fn produce_with(&self, client: &ClientConfig, numbers: Range<usize>, more: &str) -> Result<()> {
-        let producer: ThreadedProducer<DefaultProducerContext> = client.create()?;
+        let context = Failures::default();
+        let failures = context.0.clone();
+        let producer: ThreadedProducer<Failures> = client.create_with_context(context)?;
         for number in numbers {
             send(&producer, &self.name, i32::try_from(number % self.partitions)?, number, more)?;
         }
         producer.flush(PATIENCE)?;
-        ensure!(producer.in_flight_count() == 0, "not all has arrived");
+        let failed = failures.load(Ordering::SeqCst);
+        ensure!(failed == 0 && producer.in_flight_count() == 0, "{failed} did not arrive");
         Ok(())
     }
 
@@ -175,16 +180,33 @@ pub fn options() -> AdminOptions {
 
 fn client(brokers: &str) -> ClientConfig {
     let mut client = ClientConfig::new();
-    client.set("bootstrap.servers", brokers).set("message.max.bytes", "4000000");
+    client.set("bootstrap.servers", brokers).set("message.max.bytes", "1500000");
     client
+}
+
+/// Counts what the broker did not take.
+#[derive(Default)]
+struct Failures(Arc<AtomicUsize>);
+
+impl ClientContext for Failures {}
+
+impl ProducerContext for Failures {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        if let Err((error, _)) = result {
+            eprintln!("a message did not arrive: {error}");
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// Hands the message of this number to a producer.
 ///
 /// # Errors
 /// When it does not take it.
-pub fn send(
-    producer: &ThreadedProducer<DefaultProducerContext>,
+pub fn send<C: ProducerContext<DeliveryOpaque = ()>>(
+    producer: &ThreadedProducer<C>,
     topic: &str,
     partition: i32,
     number: usize,
