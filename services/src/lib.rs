@@ -11,7 +11,7 @@ mod url;
 use std::fmt;
 use std::str::FromStr;
 
-pub use skip::{Exempt, address_or_skip};
+pub use skip::{Exempt, address_or_skip, skip};
 pub use url::{Url, shown};
 
 /// A service that tests may need.

@@ -52,16 +52,21 @@ impl Exempt {
 /// When the service is missing, is required, and is not exempt.
 #[must_use]
 pub fn address_or_skip(service: Service, test: &str) -> Option<String> {
-    if let Some(address) = service.address() {
-        return Some(address);
+    let address = service.address();
+    if address.is_none() {
+        skip(test, service, &format!(": set {}, or run `cargo xtask test`", service.variable()));
     }
+    address
+}
+
+/// Writes down that a test is skipped since it has not what it needs of a service: then return.
+///
+/// # Panics
+/// When services are required, and neither the test nor the service is exempt.
+pub fn skip(test: &str, service: Service, hint: &str) {
     let line = format!("{test}: no {service}");
     let required = env::var("EINMAL_REQUIRE_SERVICES").is_ok_and(|value| value == "1");
-    assert!(
-        !required || Exempt::from_env().line(&line),
-        "{line}, and EINMAL_REQUIRE_SERVICES=1: set {}, or run `cargo xtask test`",
-        service.variable()
-    );
+    assert!(!required || Exempt::from_env().line(&line), "{line}, and EINMAL_REQUIRE_SERVICES=1{hint}");
     // libtest would call it passed.
     eprintln!("SKIPPED {line}");
     let file = env::var_os("EINMAL_SKIPPED_TESTS").map_or_else(default_file, PathBuf::from);
@@ -73,7 +78,6 @@ pub fn address_or_skip(service: Service, test: &str) -> Option<String> {
     if let Err(error) = appended {
         eprintln!("{}: {error}", file.display());
     }
-    None
 }
 
 fn default_file() -> PathBuf {

@@ -1,5 +1,7 @@
 //! What the tests across crates and processes share.
 
+pub mod kafka;
+pub mod kafka_broker;
 pub mod log_broker;
 pub mod points;
 pub mod proxy;

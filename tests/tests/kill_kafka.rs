@@ -71,13 +71,13 @@ fn killed_before_the_commit_nothing_is_lost_and_nothing_settled_runs_again() {
     produce(&brokers);
     let observer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", &brokers)
-        .set("group.id", "kill")
+        .set("group.id", "log")
         .set("enable.auto.commit", "false")
         .create()
         .unwrap();
 
     let program = env!("CARGO_BIN_EXE_kill-worker");
-    let trial = Trial::new(program, brokers, MESSAGES, "partition", "inbox").unwrap();
+    let trial = Trial::new(program, format!("{brokers}/log"), MESSAGES, "partition", "inbox").unwrap();
     let mut cut_off = 0;
     for kill in [(Point::AfterSettle, 900), (Point::InHandler, 700)] {
         let mut child = trial.spawn(Some(kill)).unwrap();

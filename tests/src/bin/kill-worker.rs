@@ -1,8 +1,8 @@
 //! A worker that kills itself at a named point, or waits to be killed.
 //!
-//! `kill-worker DIR SOURCE LANES EFFECT [POINT NTH]`. SOURCE is a number of messages of the log on a file, or the
-//! address of a Kafka cluster; EFFECT is `inbox` (a row in the outcome's transaction) or `file` (a line in a
-//! file, outside of it).
+//! `kill-worker DIR SOURCE LANES EFFECT [POINT NTH]`. SOURCE is a number of messages of the log on a file, or
+//! `ADDRESS/TOPIC` of a Kafka cluster, where the group bears the topic's name; EFFECT is `inbox` (a row in the outcome's transaction) or `file` (a line in a
+//! file, outside of it). `RUST_LOG` has it tell on its standard error what it does.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,9 +23,14 @@ use einmal_tests::witness::{Lines, Place};
 use rdkafka::ClientConfig;
 use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (directory, source, lanes, effect, kill) = match args.as_slice() {
         [directory, source, lanes, effect] => (directory, source, lanes, effect, None),
@@ -90,11 +95,12 @@ impl Job {
 
     /// Consumes until its standard input ends.
     async fn consume(self, worker: &Worker) -> Result<()> {
+        let (address, topic) = self.source.split_once('/').context("a source is ADDRESS/TOPIC")?;
         let mut client = ClientConfig::new();
-        client.set("bootstrap.servers", &self.source).set("group.id", "kill");
+        client.set("bootstrap.servers", address).set("group.id", topic);
         // The mock cluster gives a killed member up after twice this time, and lets none join under 3 s.
         client.set("session.timeout.ms", "3500").set("heartbeat.interval.ms", "900");
-        let config = KafkaConfig::builder(client).topics(["log"]).drain(Duration::from_secs(2)).build()?;
+        let config = KafkaConfig::builder(client).topics([topic]).drain(Duration::from_secs(2)).build()?;
         let (source, consumer) = KafkaConsumer::start(&config, worker.health().clone())?;
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();

@@ -1,0 +1,132 @@
+//! A Kafka broker of a test's own, which it may stop, kill and start again, behind a proxy.
+//!
+//! Out of the jars that `cargo xtask services` has fetched for its own broker; who has that from Docker has none.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use einmal_services::images::{KAFKA_SETTINGS, KAFKA_VERSION};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::kafka::until;
+use crate::proxy::Proxy;
+
+/// The broker, and the proxy through which its clients come. Dropped, it is killed.
+#[derive(Debug)]
+pub struct OwnBroker {
+    /// All clients come through it: it is what the broker advertises.
+    pub proxy: Proxy,
+    classpath: String,
+    directory: tempfile::TempDir,
+    process: Option<Child>,
+}
+
+fn classpath() -> Option<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/services");
+    let text = fs::read_to_string(root.join(format!("kafka-{KAFKA_VERSION}/classpath"))).ok()?;
+    std::env::split_paths(text.trim()).all(|jar| jar.is_file()).then(|| text.trim().to_owned())
+}
+
+/// Below those that the system gives to clients: none of these may sit on it while the broker is away.
+fn free_port() -> Result<u16> {
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (0..1_000).map(|_| rand::random_range(20_000..32_000)).find(free).context("no free port on loopback")
+}
+
+impl OwnBroker {
+    /// Starts one and waits until it answers; `None` where its jars are not.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start() -> Result<Option<Self>> {
+        let Some(classpath) = classpath() else { return Ok(None) };
+        let directory = tempfile::tempdir()?;
+        let (port, controller) = (free_port()?, free_port()?);
+        let proxy = Proxy::start(format!("127.0.0.1:{port}")).await?;
+        let mut lines = vec![
+            "node.id=1".to_owned(),
+            "process.roles=broker,controller".to_owned(),
+            format!("listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}"),
+            format!("advertised.listeners=PLAINTEXT://{}", proxy.address()),
+            "controller.listener.names=CONTROLLER".to_owned(),
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned(),
+            format!("controller.quorum.voters=1@127.0.0.1:{controller}"),
+            format!("log.dirs={}", directory.path().join("data").display()),
+        ];
+        lines.extend(KAFKA_SETTINGS.iter().map(|(name, value)| format!("{name}={value}")));
+        let mut broker = Self { proxy, classpath, directory, process: None };
+        fs::write(broker.settings(), lines.join("\n"))?;
+        let formatted = broker
+            .java("kafka.tools.StorageTool")?
+            .args(["format", "--cluster-id", "ZWlubWFsLXRlc3RzLTAwMQ", "--config"])
+            .arg(broker.settings())
+            .status()?;
+        ensure!(formatted.success(), "its storage could not be formatted");
+        broker.run().await?;
+        Ok(Some(broker))
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.directory.path().join("server.properties")
+    }
+
+    fn java(&self, class: &str) -> Result<Command> {
+        let log = File::options().create(true).append(true).open(self.directory.path().join("log"))?;
+        let mut command = Command::new("java");
+        command.args(["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData"]);
+        command.args(["-cp", &self.classpath, class]).current_dir(self.directory.path());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(command)
+    }
+
+    /// Starts the process again, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn run(&mut self) -> Result<()> {
+        let child = self.java("kafka.Kafka")?.arg(self.settings()).spawn().context("java")?;
+        let process = self.process.insert(child);
+        let mut client = ClientConfig::new();
+        let consumer: BaseConsumer =
+            client.set("bootstrap.servers", self.proxy.address().to_string()).create()?;
+        until("an answer of the broker", || {
+            ensure!(process.try_wait()?.is_none(), "the broker ended");
+            Ok(consumer.fetch_metadata(None, std::time::Duration::from_secs(1)).is_ok())
+        })
+        .await
+    }
+
+    /// Sends its process a signal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let id = self.process.as_ref().context("it does not run")?.id();
+        let id = Pid::from_raw(i32::try_from(id)?).context("no process id")?;
+        Ok(kill_process(id, signal)?)
+    }
+
+    /// Waits for the end of its process.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn wait(&mut self) -> Result<()> {
+        self.process.take().context("it does not run")?.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for OwnBroker {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It can be stopped, and dies of this all the same.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A broker that stands still, is stopped, is killed, and a network that breaks, under load.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test says what is wrong by failing"
+)]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use einmal::worker::{Lanes, WorkerConfig};
+use einmal::{Context, Failure, MemoryStore};
+use einmal_kafka::KafkaWorker;
+use einmal_services::{Service, address_or_skip, skip};
+use einmal_tests::kafka::{Topic, until};
+use einmal_tests::kafka_broker::OwnBroker;
+use einmal_tests::log_broker::id_of;
+use einmal_tests::proxy::{Direction, Flow};
+use rustix::process::Signal;
+use tokio_util::sync::CancellationToken;
+
+const MESSAGES: usize = 10_000;
+const PARTITIONS: usize = 4;
+
+/// One broker, one fault after the other, and one worker through all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
+    let test = "a_broker_that_fails_under_load_loses_and_doubles_nothing";
+    if address_or_skip(Service::Kafka, test).is_none() {
+        return;
+    }
+    let Some(mut broker) = OwnBroker::start().await.unwrap() else {
+        return skip(
+            test,
+            Service::Kafka,
+            ": one of its own needs `cargo xtask services up --from programs`",
+        );
+    };
+    let topic = Topic::create(broker.proxy.address().to_string(), test, PARTITIONS, &[]).await.unwrap();
+    topic.produce(0..MESSAGES).unwrap();
+
+    let runs = Arc::new(Mutex::new(BTreeMap::<String, usize>::new()));
+    let calm = Arc::new(AtomicBool::new(false));
+    let handler = {
+        let (runs, calm) = (runs.clone(), calm.clone());
+        move |context: Context| {
+            let (runs, calm) = (runs.clone(), calm.clone());
+            async move {
+                // Long enough for all the faults to come under load; afterwards there is no need.
+                if !calm.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(40)).await;
+                }
+                *runs.lock().unwrap().entry(context.key().id().as_str().to_owned()).or_default() += 1;
+                Ok::<(), Failure>(())
+            }
+        }
+    };
+    let mut client = topic.member();
+    // A broker that stands still is given up soon.
+    client.set("socket.timeout.ms", "3000").set("reconnect.backoff.max.ms", "1000");
+    let worker = KafkaWorker::builder(
+        topic.config(client).commit_trouble_after(Duration::from_secs(2)).build().unwrap(),
+    )
+    .worker(WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() })
+    .dead_letters(None)
+    .build(MemoryStore::default(), handler)
+    .unwrap();
+    let worker = Arc::new(worker);
+    let (running, shutdown) = (worker.clone(), CancellationToken::new());
+    let stop = shutdown.clone();
+    let work = tokio::spawn(async move { running.run(stop).await });
+
+    let ran = || runs.lock().unwrap().len();
+    let done = || topic.committed().map(|all| all.iter().sum::<usize>()).unwrap_or_default();
+    let mut floor = 0;
+    for fault in ["stop", "cut", "stall", "swallow", "term", "kill"] {
+        // At work, after the fault before.
+        until("work", || Ok(ran() > floor + 50 && done() > 0)).await.unwrap();
+        assert!(!work.is_finished(), "the worker ended before {fault}");
+        let away = || until("a word that the broker is away", || Ok(!worker.health().read().ready));
+        match fault {
+            "stop" => {
+                broker.signal(Signal::STOP).unwrap();
+                away().await.unwrap();
+                broker.signal(Signal::CONT).unwrap();
+            }
+            "cut" => broker.proxy.cut(),
+            "stall" => {
+                broker.proxy.stall();
+                away().await.unwrap();
+                broker.proxy.resume();
+            }
+            "swallow" => {
+                broker.proxy.set(Direction::ToClient, Flow::Swallow);
+                away().await.unwrap();
+                broker.proxy.cut();
+                broker.proxy.resume();
+            }
+            signal => {
+                broker.signal(if signal == "term" { Signal::TERM } else { Signal::KILL }).unwrap();
+                broker.wait().unwrap();
+                away().await.unwrap();
+                broker.run().await.unwrap();
+            }
+        }
+        println!("{fault}: {} ids ran, {} messages are committed", ran(), done());
+        floor = ran();
+    }
+    calm.store(true, Ordering::SeqCst);
+    until("the commit of everything", || Ok(done() == MESSAGES)).await.unwrap();
+    shutdown.cancel();
+    work.await.unwrap().unwrap();
+    let runs = runs.lock().unwrap();
+    for number in 0..MESSAGES {
+        assert_eq!(runs.get(&id_of(number)), Some(&1), "message {number}");
+    }
+}
