@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Test the release build.
     #[arg(long)]
     release: bool,
-    /// Bring up every service first, not only those that tests need.
+    /// Bring up every service first, not only those that tests need, and run the tests on a real Kafka too.
     #[arg(long)]
     services: bool,
     /// Run only tests whose name holds one of these. What follows `--` goes to the test binaries.
@@ -76,6 +76,9 @@ fn cargo_test(root: &Path, args: &Args, services: &Report, which: &str) -> Comma
         .args(["test", "--workspace", which, "--no-fail-fast"]);
     if args.release {
         command.arg("--release");
+    }
+    if args.services {
+        command.args(["--features", "einmal-tests/real-kafka"]);
     }
     if !args.filter.is_empty() {
         command.arg("--").args(&args.filter);
