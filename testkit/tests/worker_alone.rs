@@ -80,6 +80,28 @@ async fn scenario_36_a_key_interrupted_twice_runs_alone_in_its_process() {
     }
 }
 
+/// A neighbour's crash while the outcome is on its way would look like a crash of the one that ran alone.
+#[tokio::test]
+async fn who_runs_alone_stays_alone_until_its_outcome_is_stored() {
+    let _one = ONE_BY_ONE.lock().await;
+    for lanes in [Lanes::Partition, Lanes::Key, Lanes::None] {
+        let (clock, journal, doors) = (ManualClock::new(), Journal::default(), Doors::default());
+        let store = store(&clock);
+        interrupt(&store, &clock, "poison", 2).await;
+        store.inner().stall(true);
+        let handler = gated(&journal, &doors);
+        let mut running = start(store.clone(), handler, settings(&clock, &Letters::default()), config(lanes));
+        running.hand.push(delivery_from(0, 0, "poison"));
+        journal.wait_count("end poison", 1).await;
+        running.hand.push(delivery_from(1, 0, "neighbour"));
+        within(running.hand.wait_taken(2)).await;
+        settle_down().await;
+        assert_eq!(journal.count("run neighbour"), 0, "its outcome is on its way: {lanes:?}");
+        store.inner().stall(false);
+        assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 2]);
+    }
+}
+
 #[tokio::test]
 async fn scenario_36_each_death_of_one_that_runs_alone_counts_and_its_neighbours_are_not_charged() {
     let _one = ONE_BY_ONE.lock().await;
