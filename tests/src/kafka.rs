@@ -11,8 +11,8 @@ use einmal_services::{Service, address_or_skip};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::{ClientContext, DefaultClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::topic_partition_list::TopicPartitionListElem;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -88,6 +88,41 @@ impl Topic {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 other => bail!("the topic was not made: {other:?}"),
+            }
+        }
+    }
+
+    /// The topic for its dead letters, made if it is not there.
+    ///
+    /// # Errors
+    /// When the broker does not make it.
+    pub async fn dead_letters(&self) -> Result<String> {
+        let name = format!("{}.dead-letter", self.name);
+        let new = NewTopic::new(&name, 1, TopicReplication::Fixed(1));
+        match self.admin()?.create_topics([&new], &options()).await?.into_iter().next() {
+            Some(Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(name),
+            other => bail!("the topic of the dead letters was not made: {other:?}"),
+        }
+    }
+
+    /// Whatever partition 0 of a topic holds now.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn read(&self, topic: &str) -> Result<Vec<OwnedMessage>> {
+        let mut client = self.client();
+        client.set("group.id", "nobody").set("enable.auto.commit", "false");
+        client.set("enable.partition.eof", "true").set("isolation.level", "read_committed");
+        let reader: BaseConsumer = client.create()?;
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, 0, Offset::Beginning)?;
+        reader.assign(&list)?;
+        let mut all = Vec::new();
+        loop {
+            match reader.poll(PATIENCE).context("no answer")? {
+                Ok(message) => all.push(message.detach()),
+                Err(KafkaError::PartitionEOF(_)) => return Ok(all),
+                Err(error) => bail!("{error}"),
             }
         }
     }
@@ -198,6 +233,49 @@ impl ProducerContext for Failures {
             eprintln!("a message did not arrive: {error}");
             self.0.fetch_add(1, Ordering::SeqCst);
         }
+    }
+}
+
+/// A message that is not one of a number.
+#[derive(Clone, Debug, Default)]
+pub struct Special<'a> {
+    /// Its partition.
+    pub partition: i32,
+    /// Its id, if it has one.
+    pub id: Option<&'a str>,
+    /// Its key.
+    pub key: Option<&'a [u8]>,
+    /// Its payload.
+    pub payload: Option<&'a [u8]>,
+    /// Further headers.
+    pub headers: Vec<(&'a str, Option<&'a [u8]>)>,
+}
+
+impl Topic {
+    /// Sends these one after the other.
+    ///
+    /// # Errors
+    /// When one does not arrive.
+    pub fn send(&self, messages: &[Special<'_>]) -> Result<()> {
+        let context = Failures::default();
+        let failures = context.0.clone();
+        let producer: ThreadedProducer<Failures> = self.client().create_with_context(context)?;
+        for message in messages {
+            let mut headers = OwnedHeaders::new();
+            if let Some(id) = message.id {
+                headers = headers.insert(Header { key: "message-id", value: Some(id) });
+            }
+            for (key, value) in &message.headers {
+                headers = headers.insert(Header { key, value: *value });
+            }
+            let mut record = BaseRecord::<[u8], [u8]>::to(&self.name).partition(message.partition);
+            record.key = message.key;
+            record.payload = message.payload;
+            producer.send(record.headers(headers)).map_err(|(error, _)| error)?;
+        }
+        producer.flush(PATIENCE)?;
+        ensure!(failures.load(Ordering::SeqCst) == 0, "messages did not arrive");
+        Ok(())
     }
 }
 

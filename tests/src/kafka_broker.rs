@@ -16,6 +16,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::kafka::until;
 use crate::proxy::Proxy;
 
+/// Why a test that wants one is skipped.
+pub const NONE_OF_ITS_OWN: &str = ": one of its own needs `cargo xtask services up --from programs`";
+
 /// The broker, and the proxy through which its clients come. Dropped, it is killed.
 #[derive(Debug)]
 pub struct OwnBroker {

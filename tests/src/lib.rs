@@ -2,6 +2,7 @@
 
 pub mod kafka;
 pub mod kafka_broker;
+pub mod kafka_worker;
 pub mod log_broker;
 pub mod points;
 pub mod proxy;

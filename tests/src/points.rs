@@ -22,10 +22,14 @@ pub enum Point {
     BeforeSettle,
     /// The message is settled.
     AfterSettle,
+    /// A dead letter is owed, durably, and not on its way yet.
+    BeforePublish,
+    /// The dead letter is confirmed, and nobody has written it down.
+    AfterPublish,
 }
 
 impl Point {
-    /// All of them, in the order of the path.
+    /// Those on the path of a message that is handled, in their order.
     pub const ALL: [Self; 8] = [
         Self::AfterClaim,
         Self::InHandler,
@@ -36,13 +40,16 @@ impl Point {
         Self::BeforeSettle,
         Self::AfterSettle,
     ];
+
+    /// Those on the path of a dead letter.
+    pub const OF_LETTERS: [Self; 2] = [Self::BeforePublish, Self::AfterPublish];
 }
 
 impl FromStr for Point {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> anyhow::Result<Self> {
-        let found = Self::ALL.into_iter().find(|point| format!("{point:?}") == name);
+        let found = Self::ALL.into_iter().chain(Self::OF_LETTERS).find(|point| format!("{point:?}") == name);
         found.ok_or_else(|| anyhow::anyhow!("there is no point {name}"))
     }
 }

@@ -1,12 +1,15 @@
 //! A worker process, and what is known of it from outside.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use einmal::{SledConfig, SledStore};
+use anyhow::{Context, Result, bail, ensure};
+use einmal::{Clock, SledConfig, SledStore, SystemClock};
 
+use crate::kafka::PATIENCE;
 use crate::log_broker::id_of;
 use crate::points::Point;
 use crate::witness::{Place, lines, started_by};
@@ -46,10 +49,21 @@ impl Trial {
     /// # Errors
     /// When it can't be started.
     pub fn spawn(&self, kill: Option<(Point, usize)>) -> Result<Child> {
+        self.spawn_telling(kill, None)
+    }
+
+    /// The same with a log of these levels, in a file.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn spawn_telling(&self, kill: Option<(Point, usize)>, log: Option<(&str, File)>) -> Result<Child> {
         let mut command = Command::new(self.program);
         command.arg(&self.place.0).arg(&self.source).args([self.lanes, self.effect]);
         if let Some((point, nth)) = kill {
             command.args([format!("{point:?}"), nth.to_string()]);
+        }
+        if let Some((levels, file)) = log {
+            command.env("RUST_LOG", levels).stderr(file);
         }
         Ok(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?)
     }
@@ -60,6 +74,12 @@ impl Trial {
     /// When the store can't be read.
     pub fn rows(&self) -> Result<HashMap<String, usize>> {
         rows(&self.place.store())
+    }
+
+    /// How many ids this many messages have.
+    #[must_use]
+    pub fn distinct(messages: usize) -> usize {
+        (0..messages).map(id_of).collect::<HashSet<_>>().len()
     }
 
     /// The ids that were produced.
@@ -132,6 +152,24 @@ impl Trial {
         ensure!(claims.len() == most, "{} runs, of which deaths explain {most}", claims.len());
         self.no_settled_message_ran_again()
     }
+}
+
+/// Waits for a condition while a worker lives; kills it when it never comes.
+///
+/// # Errors
+/// When the worker ends before it, or the condition never comes or can't be looked at.
+pub fn wait_while(child: &mut Child, what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+    const TICK: Duration = Duration::from_millis(2);
+    let started = SystemClock.monotonic();
+    while !condition()? {
+        ensure!(child.try_wait()?.is_none(), "the worker ended by itself before {what}");
+        if SystemClock.monotonic() - started > PATIENCE {
+            child.kill()?;
+            bail!("never came: {what}");
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(())
 }
 
 fn rows(store: &Path) -> Result<HashMap<String, usize>> {

@@ -58,6 +58,12 @@ impl Place {
         self.0.join("starts.log")
     }
 
+    /// A file with the id at which the handler waits for ever; there is none as a rule.
+    #[must_use]
+    pub fn stalled(&self) -> PathBuf {
+        self.0.join("stalled")
+    }
+
     /// A line for each settled delivery: its number, its id, pid.
     #[must_use]
     pub fn settled(&self) -> PathBuf {

@@ -1,8 +1,9 @@
 //! A worker that kills itself at a named point, or waits to be killed.
 //!
 //! `kill-worker DIR SOURCE LANES EFFECT [POINT NTH]`. SOURCE is a number of messages of the log on a file, or
-//! `ADDRESS/TOPIC` of a Kafka cluster, where the group bears the topic's name; EFFECT is `inbox` (a row in the outcome's transaction) or `file` (a line in a
-//! file, outside of it). `RUST_LOG` has it tell on its standard error what it does.
+//! `ADDRESS/TOPIC` of a Kafka cluster, where the group bears the topic's name; EFFECT is `inbox` (a row in the
+//! outcome's transaction), `strict` (the same, and some are rejected and go to the dead letters of the topic) or
+//! `file` (a line in a file, outside of the store). `RUST_LOG` has it tell on its standard error what it does.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use async_trait::async_trait;
 use einmal::store::sled::WritePoint;
 use einmal::worker::{Lanes, Worker, WorkerConfig};
 use einmal::{
-    Context, Failure, Handler, Idempotent, Reply, Run, Scope, Settings, SledConfig, SledStore, SledTx,
+    Context, DeadLetter, DeadLetterError, DeadLetters, Failure, Handler, Idempotent, Reply, Run, Scope, Settings, SledConfig, SledStore, SledTx,
     TxHandler,
 };
-use einmal_kafka::{KafkaConfig, KafkaConsumer};
-use einmal_tests::log_broker::{LogBroker, Watched};
+use einmal_kafka::{DeadLetterTopic, KafkaConfig, KafkaConsumer, KafkaDeadLetters};
+use einmal_tests::log_broker::{LogBroker, Watched, is_rejected};
 use einmal_tests::points::{Killer, Point};
 use einmal_tests::witness::{Lines, Place};
 use rdkafka::ClientConfig;
@@ -30,6 +31,7 @@ async fn main() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
+        .with_ansi(false)
         .init();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (directory, source, lanes, effect, kill) = match args.as_slice() {
@@ -57,18 +59,32 @@ async fn main() -> Result<()> {
     });
     let store = SledStore::open(config.build()?).await.context("the store")?;
     let handler = Effect {
+        strict: effect == "strict",
+        stalled: std::fs::read_to_string(place.stalled()).ok(),
         starts: Lines::append_to(&place.starts())?,
         effects: Lines::append_to(&place.0.join("effects.log"))?,
         killer: Arc::clone(&killer),
     };
-    let settings = Settings::new(Scope::new("kill")?);
+    let mut settings = Settings::new(Scope::new("kill")?);
+    if handler.strict {
+        let (client, _) = client(source)?;
+        let inner = KafkaDeadLetters::new(&client, DeadLetterTopic::default())?;
+        settings = settings.dead_letters(WatchedLetters { inner, killer: Arc::clone(&killer) });
+    }
     let config = WorkerConfig { lanes, ..WorkerConfig::default() };
     let job = Job { place, source: source.clone(), config, killer };
     match effect.as_str() {
-        "inbox" => job.work(&Idempotent::in_tx(store, handler, settings)?).await,
+        "inbox" | "strict" => job.work(&Idempotent::in_tx(store, handler, settings)?).await,
         "file" => job.work(&Idempotent::new(store, handler, settings)?).await,
         other => bail!("there is no effect {other}"),
     }
+}
+
+fn client(source: &str) -> Result<(ClientConfig, &str)> {
+    let (address, topic) = source.split_once('/').context("a source is ADDRESS/TOPIC")?;
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", address);
+    Ok((client, topic))
 }
 
 struct Job {
@@ -95,9 +111,8 @@ impl Job {
 
     /// Consumes until its standard input ends.
     async fn consume(self, worker: &Worker) -> Result<()> {
-        let (address, topic) = self.source.split_once('/').context("a source is ADDRESS/TOPIC")?;
-        let mut client = ClientConfig::new();
-        client.set("bootstrap.servers", address).set("group.id", topic);
+        let (mut client, topic) = client(&self.source)?;
+        client.set("group.id", topic);
         // The mock cluster gives a killed member up after twice this time, and lets none join under 3 s.
         client.set("session.timeout.ms", "3500").set("heartbeat.interval.ms", "900");
         let config = KafkaConfig::builder(client).topics([topic]).drain(Duration::from_secs(2)).build()?;
@@ -116,17 +131,25 @@ impl Job {
 
 /// Writes down that it starts, and then has its effect.
 struct Effect {
+    strict: bool,
+    stalled: Option<String>,
     starts: Lines,
     effects: Lines,
     killer: Arc<Killer>,
 }
 
 impl Effect {
-    fn start(&self, context: &Context) -> Result<(), Failure> {
+    async fn start(&self, context: &Context) -> Result<(), Failure> {
         self.killer.pass(Point::AfterClaim);
         let (id, fence) = (context.key().id().as_str(), context.fence());
         self.starts.push(&format!("{id} {} {fence}", std::process::id()))?;
         self.killer.pass(Point::InHandler);
+        if self.stalled.as_deref() == Some(id) {
+            std::future::pending::<()>().await;
+        }
+        if self.strict && is_rejected(id) {
+            return Err(Failure::reject("one of those"));
+        }
         Ok(())
     }
 }
@@ -134,7 +157,7 @@ impl Effect {
 #[async_trait]
 impl TxHandler<SledStore> for Effect {
     async fn handle(&self, context: Context, tx: &mut SledTx) -> Result<Reply, Failure> {
-        self.start(&context)?;
+        self.start(&context).await?;
         tx.append("ledger", context.key().id().as_str())?;
         self.killer.pass(Point::AfterEffect);
         Ok(Reply::none())
@@ -144,9 +167,26 @@ impl TxHandler<SledStore> for Effect {
 #[async_trait]
 impl Handler for Effect {
     async fn handle(&self, context: Context) -> Result<Reply, Failure> {
-        self.start(&context)?;
+        self.start(&context).await?;
         self.effects.push(&format!("{} {}", context.key().id().as_str(), std::process::id()))?;
         self.killer.pass(Point::AfterEffect);
         Ok(Reply::none())
+    }
+}
+
+/// Passes a point before each letter and after it.
+#[derive(Debug)]
+struct WatchedLetters {
+    inner: KafkaDeadLetters,
+    killer: Arc<Killer>,
+}
+
+#[async_trait]
+impl DeadLetters for WatchedLetters {
+    async fn publish(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+        self.killer.pass(Point::BeforePublish);
+        self.inner.publish(letter).await?;
+        self.killer.pass(Point::AfterPublish);
+        Ok(())
     }
 }

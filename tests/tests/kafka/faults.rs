@@ -1,27 +1,19 @@
 //! A broker that stands still, is stopped, is killed, and a network that breaks, under load.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by failing"
-)]
-
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use einmal::worker::{Lanes, WorkerConfig};
 use einmal::{Context, Failure, MemoryStore};
 use einmal_kafka::KafkaWorker;
 use einmal_services::{Service, address_or_skip, skip};
-use einmal_tests::kafka::{Topic, until};
-use einmal_tests::kafka_broker::OwnBroker;
+use einmal_tests::kafka::Topic;
+use einmal_tests::kafka_broker::{NONE_OF_ITS_OWN, OwnBroker};
+use einmal_tests::kafka_worker::{Running, Runs};
 use einmal_tests::log_broker::id_of;
 use einmal_tests::proxy::{Direction, Flow};
 use rustix::process::Signal;
-use tokio_util::sync::CancellationToken;
 
 const MESSAGES: usize = 10_000;
 const PARTITIONS: usize = 4;
@@ -34,16 +26,12 @@ async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
         return;
     }
     let Some(mut broker) = OwnBroker::start().await.unwrap() else {
-        return skip(
-            test,
-            Service::Kafka,
-            ": one of its own needs `cargo xtask services up --from programs`",
-        );
+        return skip(test, Service::Kafka, NONE_OF_ITS_OWN);
     };
     let topic = Topic::create(broker.proxy.address().to_string(), test, PARTITIONS, &[]).await.unwrap();
     topic.produce(0..MESSAGES).unwrap();
 
-    let runs = Arc::new(Mutex::new(BTreeMap::<String, usize>::new()));
+    let runs = Runs::default();
     let calm = Arc::new(AtomicBool::new(false));
     let handler = {
         let (runs, calm) = (runs.clone(), calm.clone());
@@ -54,7 +42,7 @@ async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
                 if !calm.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(40)).await;
                 }
-                *runs.lock().unwrap().entry(context.key().id().as_str().to_owned()).or_default() += 1;
+                runs.note(context.key().id().as_str());
                 Ok::<(), Failure>(())
             }
         }
@@ -69,19 +57,14 @@ async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
     .dead_letters(None)
     .build(MemoryStore::default(), handler)
     .unwrap();
-    let worker = Arc::new(worker);
-    let (running, shutdown) = (worker.clone(), CancellationToken::new());
-    let stop = shutdown.clone();
-    let work = tokio::spawn(async move { running.run(stop).await });
-
-    let ran = || runs.lock().unwrap().len();
+    let running = Running::start(worker);
     let done = || topic.committed().map(|all| all.iter().sum::<usize>()).unwrap_or_default();
     let mut floor = 0;
     for fault in ["stop", "cut", "stall", "swallow", "term", "kill"] {
         // At work, after the fault before.
-        until("work", || Ok(ran() > floor + 50 && done() > 0)).await.unwrap();
-        assert!(!work.is_finished(), "the worker ended before {fault}");
-        let away = || until("a word that the broker is away", || Ok(!worker.health().read().ready));
+        running.until("work", || Ok(runs.ids() > floor + 50 && done() > 0)).await.unwrap();
+        let health = running.worker().health();
+        let away = || running.until("a word that the broker is away", || Ok(!health.read().ready));
         match fault {
             "stop" => {
                 broker.signal(Signal::STOP).unwrap();
@@ -107,15 +90,13 @@ async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
                 broker.run().await.unwrap();
             }
         }
-        println!("{fault}: {} ids ran, {} messages are committed", ran(), done());
-        floor = ran();
+        println!("{fault}: {} ids ran, {} messages are committed", runs.ids(), done());
+        floor = runs.ids();
     }
     calm.store(true, Ordering::SeqCst);
-    until("the commit of everything", || Ok(done() == MESSAGES)).await.unwrap();
-    shutdown.cancel();
-    work.await.unwrap().unwrap();
-    let runs = runs.lock().unwrap();
+    running.until("the commit of everything", || Ok(done() == MESSAGES)).await.unwrap();
+    running.stop().await.unwrap();
     for number in 0..MESSAGES {
-        assert_eq!(runs.get(&id_of(number)), Some(&1), "message {number}");
+        assert_eq!(runs.of(&id_of(number)), 1, "message {number}");
     }
 }

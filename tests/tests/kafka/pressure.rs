@@ -1,7 +1,5 @@
 //! Handlers that take longer than the group's patience, and a message that does not end, on the real broker.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what is wrong by failing")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -1,22 +1,14 @@
 //! A worker on the real broker is killed with SIGKILL at random with work in flight, and stopped in order. The
 //! ledger and the committed offsets are checked from outside after each death.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by failing"
-)]
-
 use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Child;
 use std::time::Duration;
 
-use einmal_tests::kafka::{PATIENCE, Topic};
+use einmal_tests::kafka::Topic;
 use einmal_tests::log_broker::id_of;
 use einmal_tests::points::Point;
-use einmal_tests::trial::Trial;
+use einmal_tests::trial::{Trial, wait_while};
 use einmal_tests::witness::lines;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -30,20 +22,6 @@ async fn start(test: &str, messages: usize, lanes: &'static str) -> Option<(Topi
     let source = format!("{}/{}", topic.brokers, topic.name);
     let program = env!("CARGO_BIN_EXE_kill-worker");
     Some((topic, Trial::new(program, source, messages, lanes, "inbox").unwrap()))
-}
-
-/// Waits for a condition while the worker lives.
-fn wait_for(child: &mut Child, what: &str, mut condition: impl FnMut() -> bool) {
-    const TICK: Duration = Duration::from_millis(2);
-    for _ in 0..PATIENCE.as_millis() / TICK.as_millis() {
-        if condition() {
-            return;
-        }
-        assert!(child.try_wait().unwrap().is_none(), "the worker ended by itself before {what}");
-        std::thread::sleep(TICK);
-    }
-    let _ = child.kill();
-    panic!("never came: {what}");
 }
 
 /// Whatever is committed has been settled, whatever is settled has its row, and no offset goes back.
@@ -67,9 +45,8 @@ fn check(trial: &Trial, topic: &Topic, before: &mut Vec<usize>) {
 /// Lets a worker go on until all is committed, and then ends its input, which stops it in order.
 fn to_the_end(trial: &Trial, topic: &Topic, messages: usize) {
     let mut child = trial.spawn(None).unwrap();
-    wait_for(&mut child, "the commit of everything", || {
-        topic.committed().unwrap().iter().sum::<usize>() == messages
-    });
+    let all = || Ok(topic.committed()?.iter().sum::<usize>() == messages);
+    wait_while(&mut child, "the commit of everything", all).unwrap();
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }
@@ -83,7 +60,8 @@ async fn killed(test: &str, lanes: &'static str, kills: usize) {
         let already = lines(&trial.place.starts()).unwrap().len();
         let mut child = trial.spawn(None).unwrap();
         let _stdin = child.stdin.take();
-        wait_for(&mut child, "a handler", || lines(&trial.place.starts()).unwrap().len() > already);
+        let started = || Ok(lines(&trial.place.starts())?.len() > already);
+        wait_while(&mut child, "a handler", started).unwrap();
         std::thread::sleep(Duration::from_micros(random.random_range(0..60_000)));
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(SIGKILL));
@@ -137,7 +115,8 @@ async fn scenario_17_stopped_in_order_nothing_processed_is_even_delivered_again(
     for _ in 0..5 {
         let already = lines(&trial.place.starts()).unwrap().len();
         let mut child = trial.spawn(None).unwrap();
-        wait_for(&mut child, "work", || lines(&trial.place.starts()).unwrap().len() > already + 100);
+        let started = || Ok(lines(&trial.place.starts())?.len() > already + 100);
+        wait_while(&mut child, "work", started).unwrap();
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
         assert_eq!(trial.cut_off(child.id()).unwrap(), 0, "what runs may end");

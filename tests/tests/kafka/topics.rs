@@ -1,93 +1,40 @@
 //! Topics whose logs are not simply one message after the other, on the real broker.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by failing"
-)]
-
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
 use einmal::worker::{Lanes, WorkerConfig};
 use einmal::{Context, Failure, IdSource, Identify, MemoryStore};
-use einmal_kafka::{KafkaWorker, KafkaWorkerError};
+use einmal_kafka::KafkaWorker;
 use einmal_tests::kafka::{PATIENCE, Topic, options, send, until};
+use einmal_tests::kafka_worker::{Running, Runs};
 use rdkafka::admin::NewPartitions;
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::{Message, Offset, TopicPartitionList};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
-/// How often each id ran, and how long its payload was.
-type Runs = Arc<Mutex<BTreeMap<String, (usize, usize)>>>;
-
-struct Running {
-    worker: Arc<KafkaWorker>,
-    runs: Runs,
-    shutdown: CancellationToken,
-    work: JoinHandle<Result<einmal::worker::Summary, KafkaWorkerError>>,
+/// A worker with a store of its own, which fails what has less than `least` bytes.
+fn start_with(topic: &Topic, identify: Identify, least: usize) -> (Running, Runs) {
+    let runs = Runs::default();
+    let handler = {
+        let runs = runs.clone();
+        move |context: Context| {
+            runs.note(context.key().id().as_str());
+            let long_enough = context.payload().len() >= least;
+            std::future::ready(if long_enough { Ok::<(), Failure>(()) } else { Err(Failure::reject("short")) })
+        }
+    };
+    let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap())
+        .identify(identify)
+        .worker(WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() })
+        .dead_letters(None)
+        .build(MemoryStore::default(), handler)
+        .unwrap();
+    (Running::start(worker), runs)
 }
 
-impl Running {
-    /// A worker with a store of its own.
-    fn start(topic: &Topic, identify: Identify) -> Self {
-        let runs = Runs::default();
-        let handler = {
-            let runs = runs.clone();
-            move |context: Context| {
-                let mut runs = runs.lock().unwrap();
-                let run = runs.entry(context.key().id().as_str().to_owned()).or_default();
-                *run = (run.0 + 1, context.payload().len());
-                std::future::ready(Ok::<(), Failure>(()))
-            }
-        };
-        let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap())
-            .identify(identify)
-            .worker(WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() })
-            .dead_letters(None)
-            .build(MemoryStore::default(), handler)
-            .unwrap();
-        let shutdown = CancellationToken::new();
-        let worker = Arc::new(worker);
-        let (running, stop) = (worker.clone(), shutdown.clone());
-        let work = tokio::spawn(async move { running.run(stop).await });
-        Self { worker, runs, shutdown, work }
-    }
+fn start(topic: &Topic, identify: Identify) -> (Running, Runs) {
+    start_with(topic, identify, 0)
+}
 
-    fn by_header(topic: &Topic) -> Self {
-        Self::start(topic, Identify::new([IdSource::header("message-id")]))
-    }
-
-    /// Each id that ran. Fails when one ran twice.
-    fn ids(&self) -> Vec<String> {
-        let runs = self.runs.lock().unwrap();
-        assert!(runs.values().all(|(count, _)| *count == 1), "{runs:?}");
-        runs.keys().cloned().collect()
-    }
-
-    async fn until_committed(&self, topic: &Topic, all: &[usize]) {
-        let committed = || {
-            assert!(!self.work.is_finished(), "the worker ended by itself");
-            topic.committed()
-        };
-        let mut last = Vec::new();
-        let all_committed = until("the commit", || {
-            last = committed()?;
-            Ok(last == all)
-        });
-        if let Err(error) = all_committed.await {
-            panic!("committed {last:?} of {all:?}, {} ids ran: {error}", self.runs.lock().unwrap().len());
-        }
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        self.work.await.unwrap().unwrap();
-    }
+fn by_header(topic: &Topic) -> (Running, Runs) {
+    start(topic, Identify::new([IdSource::header("message-id")]))
 }
 
 fn sorted(ids: impl IntoIterator<Item = String>) -> Vec<String> {
@@ -97,24 +44,6 @@ fn sorted(ids: impl IntoIterator<Item = String>) -> Vec<String> {
 
 fn ids_of(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     sorted(numbers.into_iter().map(einmal_tests::log_broker::id_of))
-}
-
-/// The offsets that a reader of the log meets.
-fn offsets(topic: &Topic) -> Vec<i64> {
-    let mut client = topic.client();
-    client.set("group.id", "nobody").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
-    let reader: BaseConsumer = client.create().unwrap();
-    let mut list = TopicPartitionList::new();
-    list.add_partition_offset(&topic.name, 0, Offset::Beginning).unwrap();
-    reader.assign(&list).unwrap();
-    let mut offsets = Vec::new();
-    loop {
-        match reader.poll(PATIENCE).unwrap() {
-            Ok(message) => offsets.push(message.offset()),
-            Err(rdkafka::error::KafkaError::PartitionEOF(_)) => return offsets,
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 #[tokio::test]
@@ -140,17 +69,17 @@ async fn scenario_13_the_holes_of_a_compacted_topic_are_passed() {
             sent += 1;
         }
         producer.flush(PATIENCE)?;
-        let left = offsets(&topic);
+        let left: Vec<_> = topic.read(&topic.name)?.iter().map(Message::offset).collect();
         Ok(sent >= 40 && left.len() + 20 < sent && left.windows(2).any(|two| two[1] > two[0] + 1))
     })
     .await
     .unwrap();
-    let worker = Running::start(&topic, Identify::new([IdSource::Position]));
-    worker.until_committed(&topic, &[sent]).await;
-    let ran = worker.ids().len();
+    let (worker, runs) = start(&topic, Identify::new([IdSource::Position]));
+    worker.until_committed(&topic, &[sent]).await.unwrap();
+    let ran = runs.once().unwrap().len();
     assert!(ran < sent, "{ran} of {sent}");
     println!("{ran} of {sent} messages were left, and all is committed");
-    worker.stop().await;
+    worker.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -176,21 +105,21 @@ async fn scenario_13_aborted_transactions_are_not_seen_and_markers_are_passed() 
     transaction(0..3, true);
     transaction(100..103, false);
     transaction(200..203, true);
-    let worker = Running::by_header(&topic);
+    let (worker, runs) = by_header(&topic);
     // 3 and a marker, 3 aborted and a marker, 3 and a marker.
-    worker.until_committed(&topic, &[11]).await;
+    worker.until_committed(&topic, &[11]).await.unwrap();
     transaction(300..303, false);
     transaction(400..403, true);
-    worker.until_committed(&topic, &[19]).await;
-    assert_eq!(worker.ids(), ids_of((0..3).chain(200..203).chain(400..403)));
+    worker.until_committed(&topic, &[19]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of((0..3).chain(200..203).chain(400..403)));
     assert_eq!(topic.bounds(0).unwrap(), (0, 20), "the last is a marker, which nobody delivers");
-    worker.stop().await;
+    worker.stop().await.unwrap();
     // Nothing but markers is left: a new member of the group finds no work and does not move the offset.
-    let worker = Running::by_header(&topic);
+    let (worker, runs) = by_header(&topic);
     transaction(500..503, true);
-    worker.until_committed(&topic, &[23]).await;
-    assert_eq!(worker.ids(), ids_of(500..503));
-    worker.stop().await;
+    worker.until_committed(&topic, &[23]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of(500..503));
+    worker.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -198,16 +127,16 @@ async fn partitions_that_are_added_are_read_from_their_beginning() {
     let test = "partitions_that_are_added_are_read_from_their_beginning";
     let Some(mut topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     topic.produce(0..10).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[10]).await;
+    let (worker, runs) = by_header(&topic);
+    worker.until_committed(&topic, &[10]).await.unwrap();
     let more = NewPartitions::new(&topic.name, 4);
     topic.admin().unwrap().create_partitions([&more], &options()).await.unwrap();
     topic.partitions = 4;
     // They get messages before the member knows of them.
     topic.produce(100..200).unwrap();
-    worker.until_committed(&topic, &[35, 25, 25, 25]).await;
-    assert_eq!(worker.ids(), ids_of((0..10).chain(100..200)));
-    worker.stop().await;
+    worker.until_committed(&topic, &[35, 25, 25, 25]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of((0..10).chain(100..200)));
+    worker.stop().await.unwrap();
 }
 
 async fn delete_before(topic: &Topic, offset: i64) {
@@ -221,22 +150,22 @@ async fn scenario_12_a_committed_offset_below_the_log_start() {
     let test = "scenario_12_a_committed_offset_below_the_log_start";
     let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     topic.produce(0..10).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[10]).await;
-    worker.stop().await;
+    let (worker, _) = by_header(&topic);
+    worker.until_committed(&topic, &[10]).await.unwrap();
+    worker.stop().await.unwrap();
     topic.produce(10..100).unwrap();
     delete_before(&topic, 50).await;
     assert_eq!(topic.bounds(0).unwrap(), (50, 100));
 
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[100]).await;
-    assert_eq!(worker.ids(), ids_of(50..100));
+    let (worker, runs) = by_header(&topic);
+    worker.until_committed(&topic, &[100]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of(50..100));
     // And while it reads.
     delete_before(&topic, 100).await;
     topic.produce(100..110).unwrap();
-    worker.until_committed(&topic, &[110]).await;
-    assert_eq!(worker.ids(), ids_of(50..110));
-    worker.stop().await;
+    worker.until_committed(&topic, &[110]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of(50..110));
+    worker.stop().await.unwrap();
 }
 
 /// The new topic has more messages than the old one, so that an offset of the old one lies within it.
@@ -248,16 +177,16 @@ async fn a_topic_that_was_seen_to_go_is_read_from_the_beginning_of_the_next_one(
     let test = "a_topic_that_was_seen_to_go_is_read_from_the_beginning_of_the_next_one";
     let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     topic.produce(0..20).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[20]).await;
+    let (worker, runs) = by_header(&topic);
+    worker.until_committed(&topic, &[20]).await.unwrap();
     topic.admin().unwrap().delete_topics(&[&topic.name], &options()).await.unwrap();
-    until("a word of the client", || Ok(!worker.worker.health().read().ready)).await.unwrap();
-    println!("{:?}", worker.worker.health().read());
+    until("a word of the client", || Ok(!worker.worker().health().read().ready)).await.unwrap();
+    println!("{:?}", worker.worker().health().read());
     topic.make(&[]).await.unwrap();
     topic.produce(1_000..1_050).unwrap();
-    worker.until_committed(&topic, &[50]).await;
-    assert_eq!(worker.ids(), sorted(ids_of(0..20).into_iter().chain(ids_of(1_000..1_050))));
-    worker.stop().await;
+    worker.until_committed(&topic, &[50]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), sorted(ids_of(0..20).into_iter().chain(ids_of(1_000..1_050))));
+    worker.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -265,16 +194,16 @@ async fn a_topic_that_is_made_again_while_no_member_runs_is_read_from_its_beginn
     let test = "a_topic_that_is_made_again_while_no_member_runs_is_read_from_its_beginning";
     let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     topic.produce(0..20).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[20]).await;
-    worker.stop().await;
+    let (worker, _) = by_header(&topic);
+    worker.until_committed(&topic, &[20]).await.unwrap();
+    worker.stop().await.unwrap();
     topic.admin().unwrap().delete_topics(&[&topic.name], &options()).await.unwrap();
     topic.make(&[]).await.unwrap();
     topic.produce(1_000..1_050).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[50]).await;
-    assert_eq!(worker.ids(), ids_of(1_000..1_050));
-    worker.stop().await;
+    let (worker, runs) = by_header(&topic);
+    worker.until_committed(&topic, &[50]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of(1_000..1_050));
+    worker.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -284,11 +213,11 @@ async fn messages_of_one_mebibyte_come_through() {
     let Some(topic) = Topic::for_test(test, 2, &settings).await.unwrap() else { return };
     let more = "x".repeat(1 << 20);
     topic.produce_with(&topic.client(), 0..40, &more).unwrap();
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[20, 20]).await;
-    assert_eq!(worker.ids(), ids_of(0..40));
-    assert!(worker.runs.lock().unwrap().values().all(|(_, length)| *length > 1 << 20));
-    worker.stop().await;
+    let by_header = Identify::new([IdSource::header("message-id")]);
+    let (worker, runs) = start_with(&topic, by_header, 1 << 20);
+    worker.until_committed(&topic, &[20, 20]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of(0..40));
+    worker.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -301,8 +230,8 @@ async fn compressed_messages_come_through() {
         client.set("compression.type", *codec).set("linger.ms", "20");
         topic.produce_with(&client, turn * 1_000..turn * 1_000 + 500, &" as before".repeat(20)).unwrap();
     }
-    let worker = Running::by_header(&topic);
-    worker.until_committed(&topic, &[1_500]).await;
-    assert_eq!(worker.ids(), ids_of((0..500).chain(1_000..1_500).chain(2_000..2_500)));
-    tokio::time::timeout(Duration::from_secs(60), worker.stop()).await.unwrap();
+    let (worker, runs) = by_header(&topic);
+    worker.until_committed(&topic, &[1_500]).await.unwrap();
+    assert_eq!(runs.once().unwrap(), ids_of((0..500).chain(1_000..1_500).chain(2_000..2_500)));
+    worker.stop().await.unwrap();
 }

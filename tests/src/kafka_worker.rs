@@ -1,0 +1,130 @@
+//! A worker in a test's own process, on the real broker.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use einmal::worker::Summary;
+use einmal_kafka::{KafkaWorker, KafkaWorkerError};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::kafka::{Topic, until};
+
+/// How often each id ran.
+#[derive(Clone, Debug, Default)]
+pub struct Runs(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Runs {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a run, and says which one it is, from 1.
+    pub fn note(&self, id: &str) -> usize {
+        let mut all = self.all();
+        let runs = all.entry(id.to_owned()).or_default();
+        *runs += 1;
+        *runs
+    }
+
+    /// How often this id ran.
+    #[must_use]
+    pub fn of(&self, id: &str) -> usize {
+        self.all().get(id).copied().unwrap_or_default()
+    }
+
+    /// How many ids ran.
+    #[must_use]
+    pub fn ids(&self) -> usize {
+        self.all().len()
+    }
+
+    /// How often any id ran once more.
+    #[must_use]
+    pub fn again(&self) -> usize {
+        self.all().values().map(|runs| runs.saturating_sub(1)).sum()
+    }
+
+    /// Each id that ran.
+    ///
+    /// # Errors
+    /// When one ran twice.
+    pub fn once(&self) -> Result<Vec<String>> {
+        let all = self.all();
+        let again: Vec<_> = all.iter().filter(|(_, runs)| **runs != 1).collect();
+        ensure!(again.is_empty(), "not once: {again:?}");
+        Ok(all.keys().cloned().collect())
+    }
+}
+
+/// A worker that runs.
+#[derive(Debug)]
+pub struct Running {
+    worker: Arc<KafkaWorker>,
+    shutdown: CancellationToken,
+    work: JoinHandle<Result<Summary, KafkaWorkerError>>,
+}
+
+impl Running {
+    /// Starts it.
+    #[must_use]
+    pub fn start(worker: KafkaWorker) -> Self {
+        let (worker, shutdown) = (Arc::new(worker), CancellationToken::new());
+        let (running, stop) = (Arc::clone(&worker), shutdown.clone());
+        let work = tokio::spawn(async move { running.run(stop).await });
+        Self { worker, shutdown, work }
+    }
+
+    /// The worker.
+    #[must_use]
+    pub fn worker(&self) -> &KafkaWorker {
+        &self.worker
+    }
+
+    /// Waits for a condition while it runs.
+    ///
+    /// # Errors
+    /// When it ends by itself, or the condition never comes.
+    pub async fn until(&self, what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+        until(what, || {
+            ensure!(!self.work.is_finished(), "the worker ended by itself before {what}");
+            condition()
+        })
+        .await
+        .with_context(|| format!("{:?}, {:?}", self.worker.summary(), self.worker.health().read()))
+    }
+
+    /// Waits until these offsets are committed.
+    ///
+    /// # Errors
+    /// As for `until`.
+    pub async fn until_committed(&self, topic: &Topic, all: &[usize]) -> Result<()> {
+        let mut last = Vec::new();
+        let committed = self.until("the commit", || {
+            last = topic.committed()?;
+            Ok(last == all)
+        });
+        let committed = committed.await;
+        committed.with_context(|| format!("committed {last:?} of {all:?}"))
+    }
+
+    /// Stops it in order, with nothing left in flight.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub async fn stop(self) -> Result<Summary> {
+        self.shutdown.cancel();
+        let summary = self.work.await??;
+        ensure!(summary.in_flight == 0, "left in flight: {summary:?}");
+        Ok(summary)
+    }
+
+    /// Drops it where it stands: nothing runs on, nothing is given back, nothing more is committed. Says how many
+    /// deliveries that cut off.
+    pub async fn abandon(self) -> u64 {
+        self.work.abort();
+        let _ = self.work.await;
+        self.worker.summary().in_flight
+    }
+}
