@@ -252,6 +252,29 @@ pub struct Special<'a> {
 }
 
 impl Topic {
+    /// Sends so many messages of so many bytes to one partition: without id, key and headers.
+    ///
+    /// # Errors
+    /// When one does not arrive.
+    pub fn fill(&self, partition: i32, count: usize, bytes: usize) -> Result<()> {
+        let context = Failures::default();
+        let failures = context.0.clone();
+        let producer: ThreadedProducer<Failures> = self.client().create_with_context(context)?;
+        let payload = vec![b'x'; bytes];
+        for _ in 0..count {
+            let mut record = BaseRecord::<[u8], [u8]>::to(&self.name).partition(partition).payload(&payload);
+            while let Err((error, back)) = producer.send(record) {
+                ensure!(error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull), "{error}");
+                std::thread::sleep(Duration::from_millis(10));
+                record = back;
+            }
+        }
+        producer.flush(PATIENCE)?;
+        let failed = failures.load(Ordering::SeqCst);
+        ensure!(failed == 0 && producer.in_flight_count() == 0, "{failed} did not arrive");
+        Ok(())
+    }
+
     /// Sends these one after the other.
     ///
     /// # Errors

@@ -20,12 +20,9 @@ impl Runs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a run, and says which one it is, from 1.
-    pub fn note(&self, id: &str) -> usize {
-        let mut all = self.all();
-        let runs = all.entry(id.to_owned()).or_default();
-        *runs += 1;
-        *runs
+    /// Counts a run.
+    pub fn note(&self, id: &str) {
+        *self.all().entry(id.to_owned()).or_default() += 1;
     }
 
     /// How often this id ran.

@@ -1,5 +1,6 @@
 //! What the tests across crates and processes share.
 
+pub mod chaos;
 pub mod kafka;
 pub mod kafka_broker;
 pub mod kafka_worker;

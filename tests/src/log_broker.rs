@@ -35,7 +35,9 @@ pub fn id_of(number: usize) -> String {
 /// Whether the strict handler rejects what has this id. Each is the original of some copies.
 #[must_use]
 pub fn is_rejected(id: &str) -> bool {
-    id.strip_prefix('m').and_then(|number| number.parse().ok()).is_some_and(|number: usize| number % 100 == 12)
+    id.strip_prefix('m')
+        .and_then(|number| number.parse().ok())
+        .is_some_and(|number: usize| number % 100 == 12)
 }
 
 fn delivery(number: usize) -> Delivery {

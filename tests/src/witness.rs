@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -41,6 +41,38 @@ pub fn lines(path: &Path) -> Result<Vec<String>> {
     Ok(BufReader::new(File::open(path)?).lines().collect::<std::io::Result<_>>()?)
 }
 
+/// Reads on in a file of lines from where it stopped.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    read: u64,
+}
+
+impl Tail {
+    /// From the beginning.
+    #[must_use]
+    pub const fn of(path: PathBuf) -> Self {
+        Self { path, read: 0 }
+    }
+
+    /// The lines that are complete and were not read yet; none when there is no such file.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn more(&mut self) -> Result<Vec<String>> {
+        if !self.path.exists() {
+            return Ok(Vec::new());
+        }
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let complete = text.rfind('\n').map_or("", |end| text.split_at(end + 1).0);
+        self.read += complete.len() as u64;
+        Ok(complete.lines().map(str::to_owned).collect())
+    }
+}
+
 /// Where a worker process leaves its traces.
 #[derive(Clone, Debug)]
 pub struct Place(pub PathBuf);
@@ -62,6 +94,24 @@ impl Place {
     #[must_use]
     pub fn stalled(&self) -> PathBuf {
         self.0.join("stalled")
+    }
+
+    /// A file with the milliseconds that each handler takes; there is none as a rule.
+    #[must_use]
+    pub fn pause(&self) -> PathBuf {
+        self.0.join("pause")
+    }
+
+    /// A line for each run that was cut short by its worker: id, pid.
+    #[must_use]
+    pub fn cancelled(&self) -> PathBuf {
+        self.0.join("cancelled.log")
+    }
+
+    /// A line for each worker that ended in order: what it counted, as JSON.
+    #[must_use]
+    pub fn summaries(&self) -> PathBuf {
+        self.0.join("summaries.log")
     }
 
     /// A line for each settled delivery: its number, its id, pid.

@@ -1,5 +1,6 @@
-//! Tasks of the workspace: `cargo xtask test`, `check`, `ci` and `services`.
+//! Tasks of the workspace: `cargo xtask test`, `check`, `ci`, `services` and `chaos`.
 
+mod chaos;
 mod check;
 mod ci;
 mod command;
@@ -28,6 +29,9 @@ enum Task {
     Check,
     /// `check`, then `test`.
     Ci,
+    /// Faults at random against a worker, and a count at the end.
+    #[command(subcommand)]
+    Chaos(chaos::Task),
     /// The brokers and databases that tests talk to: find or start them, ask them, stop them.
     #[command(subcommand)]
     Services(services::Task),
@@ -51,6 +55,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Test(args) => test::run(root, args),
         Task::Check => check::run(root),
         Task::Ci => ci::run(root),
+        Task::Chaos(task) => chaos::run(root, task),
         Task::Services(task) => services::run(root, task),
     }
 }

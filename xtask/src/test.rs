@@ -12,14 +12,14 @@ use anyhow::{Context, Result, bail};
 use einmal_services::{Exempt, Service};
 
 use crate::command::{cargo, run as run_command};
-use crate::services::{Report, Session, interrupt, required};
+use crate::services::{From, Report, Session, interrupt, required};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// Test the release build.
     #[arg(long)]
     release: bool,
-    /// Bring up every service first, not only those that tests need, and run the tests on a real Kafka too.
+    /// Bring up every service first, not only those that tests need.
     #[arg(long)]
     services: bool,
     /// Run only tests whose name holds one of these. What follows `--` goes to the test binaries.
@@ -28,13 +28,13 @@ pub(crate) struct Args {
 
 /// The services that tests of the workspace talk to. They are found, or else installed and started, before the
 /// tests run. A service belongs here once a test asks for it.
-const NEEDED: &[Service] = &[];
+const NEEDED: &[Service] = &[Service::Kafka];
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let skips = skip_file(root);
     reset(&skips)?;
     let needed = if args.services { &Service::ALL } else { NEEDED };
-    let mut session = Session::begin(root, needed)?;
+    let mut session = Session::begin(root, needed, From::Any)?;
     interrupt::check()?;
     session.report().print();
 
@@ -76,9 +76,6 @@ fn cargo_test(root: &Path, args: &Args, services: &Report, which: &str) -> Comma
         .args(["test", "--workspace", which, "--no-fail-fast"]);
     if args.release {
         command.arg("--release");
-    }
-    if args.services {
-        command.args(["--features", "einmal-tests/real-kafka"]);
     }
     if !args.filter.is_empty() {
         command.arg("--").args(&args.filter);

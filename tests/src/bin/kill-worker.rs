@@ -14,15 +14,17 @@ use async_trait::async_trait;
 use einmal::store::sled::WritePoint;
 use einmal::worker::{Lanes, Worker, WorkerConfig};
 use einmal::{
-    Context, DeadLetter, DeadLetterError, DeadLetters, Failure, Handler, Idempotent, Reply, Run, Scope, Settings, SledConfig, SledStore, SledTx,
-    TxHandler,
+    Context, DeadLetter, DeadLetterError, DeadLetters, Failure, Handler, Idempotent, Reply, Run, Scope,
+    Settings, SledConfig, SledStore, SledTx, TxHandler,
 };
 use einmal_kafka::{DeadLetterTopic, KafkaConfig, KafkaConsumer, KafkaDeadLetters};
 use einmal_tests::log_broker::{LogBroker, Watched, is_rejected};
 use einmal_tests::points::{Killer, Point};
 use einmal_tests::witness::{Lines, Place};
 use rdkafka::ClientConfig;
+use serde_json::json;
 use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -61,6 +63,8 @@ async fn main() -> Result<()> {
     let handler = Effect {
         strict: effect == "strict",
         stalled: std::fs::read_to_string(place.stalled()).ok(),
+        pause: std::fs::read_to_string(place.pause()).ok().and_then(|text| text.trim().parse().ok()),
+        cancelled: Arc::new(Lines::append_to(&place.cancelled())?),
         starts: Lines::append_to(&place.starts())?,
         effects: Lines::append_to(&place.0.join("effects.log"))?,
         killer: Arc::clone(&killer),
@@ -97,6 +101,7 @@ struct Job {
 impl Job {
     async fn work<H: Run>(self, idempotent: &Idempotent<SledStore, H>) -> Result<()> {
         let worker = Worker::new(idempotent, self.config)?;
+        let summaries = self.place.summaries();
         match self.source.parse() {
             Ok(messages) => {
                 let log = LogBroker::open(&self.place, messages)?;
@@ -105,11 +110,21 @@ impl Job {
             Err(_) => self.consume(&worker).await?,
         }
         idempotent.store().close().await?;
-        println!("{:?}", worker.summary());
+        let summary = worker.summary();
+        let counts = json!({
+            "pid": std::process::id(),
+            "received": summary.received,
+            "in_flight": summary.in_flight,
+            "unsettled": summary.unsettled,
+            "ran_ok": summary.ran_ok,
+            "ran_failed": summary.ran_failed,
+            "duplicate": summary.duplicate,
+        });
+        Lines::append_to(&summaries)?.push(&counts.to_string())?;
         Ok(())
     }
 
-    /// Consumes until its standard input ends.
+    /// Consumes until its standard input ends, or it is told to terminate.
     async fn consume(self, worker: &Worker) -> Result<()> {
         let (mut client, topic) = client(&self.source)?;
         client.set("group.id", topic);
@@ -119,8 +134,13 @@ impl Job {
         let (source, consumer) = KafkaConsumer::start(&config, worker.health().clone())?;
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
+        let mut terminate = signal(SignalKind::terminate())?;
         tokio::spawn(async move {
-            let _ = tokio::io::stdin().read(&mut [0]).await;
+            let (mut input, mut byte) = (tokio::io::stdin(), [0]);
+            tokio::select! {
+                _ = input.read(&mut byte) => {}
+                _ = terminate.recv() => {}
+            }
             stop.cancel();
         });
         worker.run(Watched::new(source, &self.place, self.killer)?, shutdown).await?;
@@ -129,24 +149,47 @@ impl Job {
     }
 }
 
+/// Dropped with an id, the handler was.
+struct CutShort {
+    cancelled: Arc<Lines>,
+    id: Option<String>,
+}
+
+impl Drop for CutShort {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            let _ = self.cancelled.push(&format!("{id} {}", std::process::id()));
+        }
+    }
+}
+
 /// Writes down that it starts, and then has its effect.
 struct Effect {
     strict: bool,
     stalled: Option<String>,
+    /// In milliseconds.
+    pause: Option<u64>,
+    cancelled: Arc<Lines>,
     starts: Lines,
     effects: Lines,
     killer: Arc<Killer>,
 }
 
 impl Effect {
+    /// Fails if it is rejected.
     async fn start(&self, context: &Context) -> Result<(), Failure> {
         self.killer.pass(Point::AfterClaim);
         let (id, fence) = (context.key().id().as_str(), context.fence());
         self.starts.push(&format!("{id} {} {fence}", std::process::id()))?;
+        let mut cut_short = CutShort { cancelled: Arc::clone(&self.cancelled), id: Some(id.to_owned()) };
         self.killer.pass(Point::InHandler);
+        if let Some(pause) = self.pause {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
         if self.stalled.as_deref() == Some(id) {
             std::future::pending::<()>().await;
         }
+        cut_short.id = None;
         if self.strict && is_rejected(id) {
             return Err(Failure::reject("one of those"));
         }

@@ -70,7 +70,8 @@ async fn scenario_23_a_message_to_be_retried_later_runs_on_its_next_delivery() {
         let start = || {
             let runs = runs.clone();
             let handler = move |context: Context| {
-                let nth = runs.note(context.key().id().as_str());
+                runs.note(context.key().id().as_str());
+                let nth = runs.of(context.key().id().as_str());
                 std::future::ready(match nth {
                     1 => Err(Failure::retry_after(Duration::from_millis(100))),
                     2 => Err(Failure::retry_after(3 * SECOND)),
@@ -146,7 +147,8 @@ async fn scenario_41_the_counters_add_up() {
             let (runs, ran) = (runs.clone(), Arc::clone(&ran));
             move |context: Context| {
                 let id = context.key().id().as_str();
-                let nth = runs.note(id);
+                runs.note(id);
+                let nth = runs.of(id);
                 ran.fetch_add(1, Ordering::SeqCst);
                 std::future::ready(match id.split('-').next() {
                     Some("rejected") => Err(Failure::reject("no")),

@@ -78,8 +78,7 @@ async fn scenario_11_a_stalled_message_is_delivered_again_and_what_came_after_it
         let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
         topic.produce(0..MESSAGES).unwrap();
         let source = format!("{}/{}", topic.brokers, topic.name);
-        let trial =
-            Trial::new(env!("CARGO_BIN_EXE_kill-worker"), source, MESSAGES, lanes, "inbox").unwrap();
+        let trial = Trial::new(env!("CARGO_BIN_EXE_kill-worker"), source, MESSAGES, lanes, "inbox").unwrap();
         std::fs::write(trial.place.stalled(), id_of(10)).unwrap();
         let mut child = trial.spawn(None).unwrap();
         let _stdin = child.stdin.take();

@@ -17,7 +17,11 @@ fn start_with(topic: &Topic, identify: Identify, least: usize) -> (Running, Runs
         move |context: Context| {
             runs.note(context.key().id().as_str());
             let long_enough = context.payload().len() >= least;
-            std::future::ready(if long_enough { Ok::<(), Failure>(()) } else { Err(Failure::reject("short")) })
+            std::future::ready(if long_enough {
+                Ok::<(), Failure>(())
+            } else {
+                Err(Failure::reject("short"))
+            })
         }
     };
     let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap())

@@ -20,14 +20,14 @@ pub(crate) struct Session {
 
 impl Session {
     /// Nothing is looked for, started or installed when nothing is wanted.
-    pub(crate) fn begin(root: &Path, services: &[Service]) -> Result<Self> {
+    pub(crate) fn begin(root: &Path, services: &[Service], from: From) -> Result<Self> {
         let owner = Process::own();
         let mut session = Self { root: root.to_path_buf(), owner: None, report: Report::default() };
         if !services.is_empty() {
             interrupt::catch()?;
             // Before the start: a start that fails halfway is cleared away too.
             session.owner.clone_from(&owner);
-            let wanted = Wanted { services, from: From::Any, install: true, owner };
+            let wanted = Wanted { services, from, install: true, owner };
             session.report = bring_up(root, &wanted)?;
         }
         Ok(session)
