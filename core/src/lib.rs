@@ -71,6 +71,7 @@ mod aside;
 mod attempt;
 pub mod claim;
 mod clock;
+mod cloud_event;
 mod dead_letter;
 mod delivery;
 mod engine;

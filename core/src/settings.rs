@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::error::InvalidSetting;
 use crate::fingerprint::FingerprintPolicy;
 use crate::id::Scope;
-use crate::identify::{IdSource, Identify};
+use crate::identify::Identify;
 use crate::lease::Leases;
 use crate::policy::Policy;
 use crate::store::DedupStore;
@@ -26,12 +26,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// In `scope`, with ids from the header `message-id`, a fingerprint of the raw payload, the default
-    /// [`Policy`] and nowhere to put dead letters.
+    /// In `scope`, with ids from the places of [`Identify::default`], a fingerprint of the raw payload, the
+    /// default [`Policy`] and nowhere to put dead letters.
     pub fn new(scope: Scope) -> Self {
         Self {
             scope,
-            identify: Identify::new([IdSource::header("message-id")]),
+            identify: Identify::default(),
             fingerprint: FingerprintPolicy::default(),
             policy: Policy::default(),
             clock: Arc::new(SystemClock),

@@ -125,7 +125,8 @@ impl KafkaWorkerBuilder {
         self
     }
 
-    /// Where message ids are found: by default in the header `message-id`.
+    /// Where message ids are found: by default in the places of [`Identify::default`], which are headers, and
+    /// the payload of a structured CloudEvent. Never the record's key, nor its position.
     pub fn identify(mut self, identify: Identify) -> Self {
         self.identify = Some(identify);
         self
