@@ -3,6 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use tracing::Instrument;
 
 use crate::claim::Verb;
 use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason};
@@ -63,6 +64,11 @@ impl Engine {
     }
 
     async fn send(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+        let span = self.spans.dead_letter(&self.scope, &letter);
+        self.send_in_span(letter).instrument(span).await
+    }
+
+    async fn send_in_span(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
         let (code, position) = (letter.reason.code(), letter.delivery.position().clone());
         let (key, attempts) = (letter.key.as_ref().map(ToString::to_string), letter.attempts);
         let sent = match &self.dead_letters {

@@ -89,8 +89,10 @@ mod quiet;
 mod run;
 mod settings;
 mod settle;
+mod span;
 mod stop;
 pub mod store;
+mod trace_context;
 pub mod worker;
 
 pub use attempt::{InTx, Run};
