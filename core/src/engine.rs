@@ -72,7 +72,7 @@ impl Engine {
         if self.identify.missing() == MissingIdPolicy::Fail {
             return Disposition::Unsettled(Unsettled::NoId(no_id));
         }
-        self.put_aside(delivery, DeadLetterReason::BadId(no_id.to_string())).await
+        self.put_aside(delivery, DeadLetterReason::BadId(no_id.to_string()), None).await
     }
 
     pub(crate) fn request(
@@ -140,7 +140,7 @@ impl Engine {
             }
             Ok(ClaimAnswer::Conflict) => {
                 tracing::error!(%key, position = %delivery.position(), "the id came back with another content");
-                self.put_aside(delivery, DeadLetterReason::Conflict).await
+                self.put_aside(delivery, DeadLetterReason::Conflict, Some(key)).await
             }
             Ok(ClaimAnswer::InProgress { retry_after }) => {
                 Disposition::Later { why: Later::InProgress, retry_after }
@@ -154,7 +154,7 @@ impl Engine {
             Err(error) if error.kind() == StoreErrorKind::Undecodable => {
                 let position = delivery.position();
                 tracing::error!(%key, %position, %error, "the record can't be read; the message is put aside");
-                self.put_aside(delivery, DeadLetterReason::Undecodable).await
+                self.put_aside(delivery, DeadLetterReason::Undecodable, Some(key)).await
             }
             Err(error) => Disposition::Unsettled(self.store_failed(error)),
         }

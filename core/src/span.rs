@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tracing::{Span, info_span};
+use tracing::{Span, error_span, info_span};
 
 use crate::claim::Claim;
 use crate::dead_letter::DeadLetter;
@@ -12,6 +12,9 @@ use crate::id::{DedupKey, Scope};
 use crate::quiet::caught_at;
 
 /// Makes the spans, and shows each to the user's hook before anything happens in it.
+///
+/// A span's level is that of the gravest line in it: a filter that lets the line pass must not take away the
+/// span that says which message it is about.
 #[derive(Clone, Default)]
 pub(crate) struct Spans(Option<Arc<OnSpan>>);
 
@@ -30,7 +33,7 @@ impl Spans {
 
     /// Of one run of the handler.
     pub(crate) fn attempt(&self, claim: &Claim, delivery: &Delivery) -> Span {
-        let span = info_span!(
+        let span = error_span!(
             "einmal.attempt",
             scope = %claim.key.scope(),
             id = %claim.key.id(),
@@ -56,11 +59,11 @@ impl Spans {
     }
 
     /// Of the publishing of a dead letter.
-    pub(crate) fn dead_letter(&self, scope: &Scope, letter: &DeadLetter) -> Span {
-        let span = info_span!(
+    pub(crate) fn dead_letter(&self, scope: &Scope, key: Option<&DedupKey>, letter: &DeadLetter) -> Span {
+        let span = error_span!(
             "einmal.dead_letter",
             %scope,
-            id = letter.key.as_ref().map(|key| tracing::field::display(key.id())),
+            id = key.map(|key| tracing::field::display(key.id())),
             position = %letter.delivery.position(),
             attempts = letter.attempts,
             reason = letter.reason.code(),

@@ -32,7 +32,9 @@ struct Nowhere;
 
 #[async_trait]
 impl DeadLetters for Nowhere {
-    async fn publish(&self, _: DeadLetter) -> Result<(), DeadLetterError> {
+    async fn publish(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+        let _inner =
+            tracing::info_span!("of the destination", position = %letter.delivery.position()).entered();
         Ok(())
     }
 }
@@ -114,6 +116,10 @@ async fn scenario_43_an_attempts_span_is_a_child_of_its_producers() {
         for name in ["einmal.attempt", "einmal.dead_letter"] {
             assert_eq!(place(&spans(name, &format!("{topic}[0]@2"))[0]), parent(), "{name}, {topic}");
         }
+        // And what its destination traces, within the publishing.
+        let (letter, inner) = ("einmal.dead_letter", "of the destination");
+        let [letter, inner] = [letter, inner].map(|name| spans(name, &format!("{topic}[0]@2"))[0].clone());
+        assert_eq!(place(&inner), (TRACE.to_owned(), letter.span_context.span_id().to_string()));
         // What is no trace context begins a trace of its own.
         let (trace, parent) = place(&spans("einmal.attempt", &format!("{topic}[0]@3"))[0]);
         assert!(trace != TRACE && trace != "0".repeat(32), "{trace}");

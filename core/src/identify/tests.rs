@@ -67,6 +67,17 @@ fn an_empty_id_is_not_passed_over_and_goes_to_the_policy() {
 }
 
 #[test]
+fn an_event_with_an_empty_part_goes_to_the_policy_too() {
+    for (event_id, source) in [("", "s"), ("1", "")] {
+        let headers = [("ce_id", Some(event_id.as_bytes())), ("ce_source", Some(source.as_bytes()))];
+        let (chain, event) = (Identify::default(), delivery("", &headers));
+        let error = id(&chain, &event).unwrap_err().to_string();
+        assert!(error.contains("is empty; it must have 1 to 255 bytes"), "{error}");
+        assert_eq!(id(&chain.or(MissingIdPolicy::Position), &event).unwrap(), NEXT);
+    }
+}
+
+#[test]
 fn an_event_has_one_id_under_the_names_of_every_binding() {
     for (id, source) in [
         ("ce_id", "ce_source"),

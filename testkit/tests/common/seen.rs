@@ -8,7 +8,8 @@ use einmal::{Context, Failure, Reply};
 use futures_util::future::BoxFuture;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
-use tracing::{Event, Subscriber};
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context as Place, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -21,6 +22,8 @@ pub type Fields = BTreeMap<String, String>;
 pub struct Traced {
     pub events: Arc<Mutex<Vec<Fields>>>,
     pub spans: Arc<Mutex<Vec<(&'static str, Fields)>>>,
+    /// What is less grave than this is filtered out.
+    least: Arc<Mutex<Option<Level>>>,
 }
 
 thread_local! {
@@ -43,6 +46,15 @@ impl Visit for Visitor<'_> {
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Listener {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        // Asked each time, for the filter is each test's own.
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, _: Place<'_, S>) -> bool {
+        HERE.with(|traced| traced.least.lock().unwrap().is_none_or(|least| *metadata.level() <= least))
+    }
+
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, place: Place<'_, S>) {
         let mut fields = Fields::new();
         attributes.record(&mut Visitor(&mut fields));
@@ -65,6 +77,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Li
 
 impl Traced {
     pub fn listen() -> Self {
+        Self::listen_from(Level::TRACE)
+    }
+
+    /// To what is at least as grave as this.
+    pub fn listen_from(least: Level) -> Self {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let subscriber = tracing_subscriber::registry().with(Listener);
@@ -73,6 +90,7 @@ impl Traced {
         HERE.with(|traced| {
             traced.events.lock().unwrap().clear();
             traced.spans.lock().unwrap().clear();
+            *traced.least.lock().unwrap() = Some(least);
             traced.clone()
         })
     }
