@@ -27,6 +27,9 @@ const STRUCTURED: &str = r#"{
     "datacontenttype": "application/json", "data": {"message":"Hello World!"}
 }"#;
 
+/// The id that a handler ran under, and the trace that it was told of.
+type Run = (String, Option<String>);
+
 type Headed = &'static [(&'static str, &'static str)];
 
 /// What is sent, in this order, to one partition.
@@ -108,7 +111,7 @@ async fn ids_are_found_where_producers_write_them_and_their_traces_go_on() {
     let letters = Topic::create(topic.brokers.clone(), "letters", 1, &[]).await.unwrap();
     send(&topic);
 
-    let runs: Arc<Mutex<Vec<(String, Option<String>)>>> = Arc::default();
+    let runs: Arc<Mutex<Vec<Run>>> = Arc::default();
     let handler = {
         let runs = Arc::clone(&runs);
         move |context: Context| {
