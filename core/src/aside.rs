@@ -3,11 +3,13 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use tracing::Instrument;
 
 use crate::claim::Verb;
 use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason};
 use crate::delivery::Delivery;
 use crate::engine::Engine;
+use crate::id::DedupKey;
 use crate::lease::Lease;
 use crate::names;
 use crate::outcome::FailReason;
@@ -38,7 +40,7 @@ impl Engine {
         let attempts = claim.counters.attempts().saturating_add(u32::from(uncounted));
         let published = tokio::select! {
             biased;
-            published = self.send(letter.with_history(attempts, claim.first_at)) => published,
+            published = self.send(letter.with_history(attempts, claim.first_at), Some(&claim.key)) => published,
             () = lease.lost.cancelled() => return self.leave(&lease, Unsettled::LeaseLost).await,
         };
         if let Err(error) = published {
@@ -53,18 +55,29 @@ impl Engine {
         }
     }
 
-    /// Publishes the dead letter of a message that has no operation of its own.
-    pub(crate) async fn put_aside(&self, delivery: &Delivery, reason: DeadLetterReason) -> Disposition {
+    /// Publishes the dead letter of a message that has no operation of its own. Its `key`, if it has one, is
+    /// another message's, or can't be read: it is for the log.
+    pub(crate) async fn put_aside(
+        &self,
+        delivery: &Delivery,
+        reason: DeadLetterReason,
+        key: Option<&DedupKey>,
+    ) -> Disposition {
         let letter = DeadLetter::of_message(delivery.clone(), reason.clone(), self.clock.wall());
-        match self.send(letter).await {
+        match self.send(letter, key).await {
             Ok(()) => Disposition::Settle(Settled::DeadLettered { reason, ran: false }),
             Err(error) => Disposition::Unsettled(Unsettled::DeadLetter(error)),
         }
     }
 
-    async fn send(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+    async fn send(&self, letter: DeadLetter, key: Option<&DedupKey>) -> Result<(), DeadLetterError> {
+        let span = self.spans.dead_letter(&self.scope, key, &letter);
+        self.send_in_span(letter, key.map(ToString::to_string)).instrument(span).await
+    }
+
+    async fn send_in_span(&self, letter: DeadLetter, key: Option<String>) -> Result<(), DeadLetterError> {
         let (code, position) = (letter.reason.code(), letter.delivery.position().clone());
-        let (key, attempts) = (letter.key.as_ref().map(ToString::to_string), letter.attempts);
+        let attempts = letter.attempts;
         let sent = match &self.dead_letters {
             Some(dead_letters) => {
                 let published =

@@ -180,7 +180,7 @@ impl Engine {
         let context = Context::new(delivery.clone(), claim.clone(), lease.lost.child_token());
         // However this ends before its handler does, work that the handler gave to other tasks is told.
         let cut_off = context.cancelled().clone().drop_guard();
-        let span = self.span(claim, delivery);
+        let span = self.spans.attempt(claim, delivery);
         let run = AssertUnwindSafe(Quiet::new(handler.run(context.clone(), claim)))
             .catch_unwind()
             .instrument(span.clone());
@@ -253,18 +253,6 @@ impl Engine {
     fn retry(&self, claim: &Claim, delay: Option<std::time::Duration>) -> Failing {
         let failures = claim.counters.failures.saturating_add(1);
         Failing::Retry { delay: delay.unwrap_or_else(|| self.policy.backoff().delay(failures)) }
-    }
-
-    fn span(&self, claim: &Claim, delivery: &Delivery) -> tracing::Span {
-        tracing::info_span!(
-            "einmal.attempt",
-            scope = %claim.key.scope(),
-            id = %claim.key.id(),
-            position = %delivery.position(),
-            attempt = claim.attempt(),
-            fence = claim.fence.get(),
-            traceparent = delivery.traceparent(),
-        )
     }
 }
 

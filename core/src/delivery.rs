@@ -1,11 +1,13 @@
 //! One arrival of a message, as an adapter hands it on.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::clock::Timestamp;
+use crate::trace_context;
 
 /// Where a delivery stands in its source. Enough to find it again, and to name a dead letter by.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -149,13 +151,24 @@ impl Delivery {
         named.map(|(_, value)| value.as_ref())
     }
 
-    /// The producer's trace context (W3C), if it has the form of one: a header is not to be trusted.
+    /// The producer's trace context, of the header `traceparent` (W3C); `None` where it has not that form, or
+    /// is given twice and differs. Of a later version than 00, the part that is known.
     #[must_use]
     pub fn traceparent(&self) -> Option<&str> {
-        let value = std::str::from_utf8(self.header("traceparent").flatten().next()?).ok()?;
-        let mut parts = value.split('-').map(|part| (part.len(), part.bytes().all(is_lower_hex)));
-        let has_form = [2, 32, 16, 2].iter().all(|len| parts.next() == Some((*len, true)));
-        Some(value).filter(|_| has_form && parts.next().is_none())
+        trace_context::parent(self)
+    }
+
+    /// What belongs to [`traceparent`](Delivery::traceparent), of the headers `tracestate`; `None` without one,
+    /// where it is not printable ASCII, and beyond 512 bytes. It is in no span: who knows what vendors put there.
+    #[must_use]
+    pub fn tracestate(&self) -> Option<String> {
+        trace_context::state(self)
+    }
+
+    /// Both, under their names, as a propagator of OpenTelemetry extracts them. Empty where there are none.
+    #[must_use]
+    pub fn trace_context(&self) -> HashMap<String, String> {
+        trace_context::carrier(self)
     }
 
     /// Where it stands.
@@ -185,10 +198,6 @@ impl Delivery {
     }
 }
 
-const fn is_lower_hex(byte: u8) -> bool {
-    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
-}
-
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Delivery");
@@ -212,19 +221,6 @@ mod tests {
         assert!(shown.contains("t[1]@7") && shown.contains("payload_len: Some(6)"), "{shown}");
         assert!(!["secret", "hush", "token"].iter().any(|text| shown.contains(text)), "{shown}");
         assert_eq!(delivery.size(), 6 + 4 + 13 + 5);
-    }
-
-    #[test]
-    fn only_what_has_the_form_of_a_trace_context_is_one() {
-        let with = |value: &'static str| {
-            let headers = vec![("TraceParent".into(), Some(Bytes::from_static(value.as_bytes())))];
-            Delivery::new(Position::in_queue("q"), None).with_headers(headers)
-        };
-        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        assert_eq!(with(good).traceparent(), Some(good));
-        assert_eq!(with("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7").traceparent(), None);
-        assert_eq!(with("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01").traceparent(), None);
-        assert_eq!(with("password").traceparent(), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::lease::{Lease, Leases};
 use crate::names;
 use crate::policy::Policy;
 use crate::settle::{Disposition, Later, Settled, Unsettled};
+use crate::span::Spans;
 use crate::stop::Stop;
 use crate::store::transactional::TxAnswer;
 use crate::store::{DedupStore, DedupStoreExt};
@@ -39,6 +40,7 @@ pub(crate) struct Engine {
     pub(crate) identify: Identify,
     pub(crate) fingerprint: FingerprintPolicy,
     pub(crate) dead_letters: Option<Arc<dyn DeadLetters>>,
+    pub(crate) spans: Spans,
 }
 
 /// What a claim came to.
@@ -70,7 +72,7 @@ impl Engine {
         if self.identify.missing() == MissingIdPolicy::Fail {
             return Disposition::Unsettled(Unsettled::NoId(no_id));
         }
-        self.put_aside(delivery, DeadLetterReason::BadId(no_id.to_string())).await
+        self.put_aside(delivery, DeadLetterReason::BadId(no_id.to_string()), None).await
     }
 
     pub(crate) fn request(
@@ -129,16 +131,16 @@ impl Engine {
                 }
             }
             Ok(ClaimAnswer::Completed(outcome)) => {
-                repeat(key, delivery, outcome.attempt);
+                self.repeat(key, delivery, outcome.attempt);
                 Disposition::Settle(Settled::Duplicate(outcome))
             }
             Ok(ClaimAnswer::Failed(failed)) => {
-                repeat(key, delivery, failed.attempts);
+                self.repeat(key, delivery, failed.attempts);
                 Disposition::Settle(Settled::FailedBefore(failed))
             }
             Ok(ClaimAnswer::Conflict) => {
                 tracing::error!(%key, position = %delivery.position(), "the id came back with another content");
-                self.put_aside(delivery, DeadLetterReason::Conflict).await
+                self.put_aside(delivery, DeadLetterReason::Conflict, Some(key)).await
             }
             Ok(ClaimAnswer::InProgress { retry_after }) => {
                 Disposition::Later { why: Later::InProgress, retry_after }
@@ -152,10 +154,15 @@ impl Engine {
             Err(error) if error.kind() == StoreErrorKind::Undecodable => {
                 let position = delivery.position();
                 tracing::error!(%key, %position, %error, "the record can't be read; the message is put aside");
-                self.put_aside(delivery, DeadLetterReason::Undecodable).await
+                self.put_aside(delivery, DeadLetterReason::Undecodable, Some(key)).await
             }
             Err(error) => Disposition::Unsettled(self.store_failed(error)),
         }
+    }
+
+    fn repeat(&self, key: &DedupKey, delivery: &Delivery, answered_by_attempt: u32) {
+        let span = self.spans.duplicate(key, delivery, answered_by_attempt);
+        span.in_scope(|| tracing::debug!("answered by the stored outcome"));
     }
 
     /// Keeps a claim that was asked for at `sent_at`.
@@ -374,19 +381,6 @@ impl Engine {
             .increment(1);
         error
     }
-}
-
-/// A repeat has a span of its own, which says what answered it.
-fn repeat(key: &DedupKey, delivery: &Delivery, answered_by_attempt: u32) {
-    let span = tracing::info_span!(
-        "einmal.duplicate",
-        scope = %key.scope(),
-        id = %key.id(),
-        position = %delivery.position(),
-        answered_by_attempt,
-        traceparent = delivery.traceparent(),
-    );
-    span.in_scope(|| tracing::debug!("answered by the stored outcome"));
 }
 
 fn no_answer(limit: Duration) -> StoreError {

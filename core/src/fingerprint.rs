@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::cloud_event;
 use crate::delivery::Delivery;
 
 /// A SHA-256 of what must be equal in a true repeat, with the version of the rule that chose it.
@@ -26,6 +27,8 @@ impl Fingerprint {
     const RAW: u8 = 1;
     /// Version of [`Fingerprint::canonical_json`].
     const JSON: u8 = 2;
+    /// Version of [`FingerprintPolicy::CloudEvent`].
+    const CLOUD_EVENT: u8 = 3;
     /// Versions from here on are the user's: see [`Fingerprint::custom`].
     pub const FIRST_CUSTOM_VERSION: u8 = 128;
 
@@ -124,6 +127,10 @@ pub enum FingerprintPolicy {
         /// JSON pointers of members that may differ.
         leave_out: Vec<String>,
     },
+    /// Type and data of a CloudEvent, as canonical JSON if its data is JSON: the same in binary and in structured
+    /// mode, so that an event may change its mode on its way, and its other attributes with it. Of what is no
+    /// CloudEvent, the payload's bytes.
+    CloudEvent,
     /// Nothing: an id that comes back with another content gets the old outcome in silence. For producers
     /// whose payload differs on every attempt.
     Unchecked,
@@ -137,6 +144,10 @@ impl FingerprintPolicy {
         match self {
             Self::RawPayload => Some(Fingerprint::raw(payload)),
             Self::CanonicalJson { leave_out } => Some(Fingerprint::canonical_json(payload, leave_out)),
+            Self::CloudEvent => Some(match cloud_event::fingerprint(delivery) {
+                Some(digest) => Fingerprint { version: Fingerprint::CLOUD_EVENT, digest },
+                None => Fingerprint::raw(payload),
+            }),
             Self::Unchecked => None,
         }
     }

@@ -236,6 +236,12 @@ impl Context {
         })
     }
 
+    /// The producer's trace context: see [`Delivery::traceparent`].
+    #[must_use]
+    pub fn traceparent(&self) -> Option<&str> {
+        self.0.delivery.traceparent()
+    }
+
     /// Scope and message id: the same on every attempt.
     #[must_use]
     pub fn key(&self) -> &DedupKey {

@@ -56,7 +56,7 @@ pub enum InvalidId {
     },
 }
 
-fn check(what: &'static str, text: &str, max: usize) -> Result<(), InvalidId> {
+pub(crate) fn check(what: &'static str, text: &str, max: usize) -> Result<(), InvalidId> {
     if text.is_empty() {
         return Err(InvalidId::Empty { what, max });
     }

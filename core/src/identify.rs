@@ -1,20 +1,34 @@
 //! Where a message's id is found.
 
+mod event_id;
+mod no_id;
+mod text;
+
 use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+pub(crate) use self::no_id::Flaw;
+pub use self::no_id::NoId;
+use crate::cloud_event;
 use crate::delivery::Delivery;
-use crate::id::{InvalidId, MessageId};
-use crate::quiet::caught;
+use crate::id::MessageId;
+use crate::quiet::caught_at;
 
 /// A place to look for a message's id.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum IdSource {
-    /// The header of this name, letter case ignored. Given more than once, its values must be equal.
+    /// `source` and `id` of a CloudEvent, in either content mode: see [`IdSource::cloud_events`].
+    CloudEvents,
+    /// The header of this name, letter case ignored, as it is. Given more than once, its values must be equal.
     Header(Arc<str>),
+    /// The id that Debezium's outbox router puts into the header of this name: see
+    /// [`IdSource::debezium_outbox`].
+    DebeziumOutbox(Arc<str>),
+    /// MassTransit's id: see [`IdSource::mass_transit`].
+    MassTransit,
     /// The member of a JSON payload that this pointer (RFC 6901) names: a string or an integer.
     JsonPointer(Arc<str>),
     /// The record's key. Only where every message has a key of its own.
@@ -33,7 +47,10 @@ pub type CustomId = Arc<dyn Fn(&Delivery) -> Option<String> + Send + Sync>;
 impl fmt::Debug for IdSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::CloudEvents => f.write_str("CloudEvents"),
             Self::Header(name) => write!(f, "Header({name:?})"),
+            Self::DebeziumOutbox(name) => write!(f, "DebeziumOutbox({name:?})"),
+            Self::MassTransit => f.write_str("MassTransit"),
             Self::JsonPointer(pointer) => write!(f, "JsonPointer({pointer:?})"),
             Self::RecordKey => f.write_str("RecordKey"),
             Self::Position => f.write_str("Position"),
@@ -43,6 +60,50 @@ impl fmt::Debug for IdSource {
 }
 
 impl IdSource {
+    /// `source` and `id` of a [CloudEvent](https://cloudevents.io), which only together identify it.
+    ///
+    /// In **binary** mode they are headers: `ce_id` (Kafka), `ce-id` (HTTP, percent-decoded),
+    /// `cloudEvents:id` or `cloudEvents_id` (AMQP), and `…source` likewise. In **structured** mode, which is
+    /// known by the content type `application/cloudevents+json`, they are in the payload, and headers that say
+    /// the same or something else don't count. An event has one id in both modes.
+    ///
+    /// A message that is an event and has not both (or twice, or unreadable, or in a batch, or in a format
+    /// other than JSON) has no id, and no other place is looked at. What is known to be no event is passed over.
+    ///
+    /// The message id is `ce:`, the length of the source in bytes, `:`, the source, `:`, the id, as in
+    /// `ce:7:/orders:42`; of a pair that is too long for 255 bytes, `ce-sha256:` with its hash, `:`, and as much
+    /// of the source as there is room for. No two events have one. A producer that writes the same text into
+    /// another header that is looked at means the same operation: an id is always what its producer says.
+    ///
+    /// An event that can arrive in either mode needs [`FingerprintPolicy::CloudEvent`]: its payload's bytes
+    /// differ from one to the other, which is a conflict otherwise.
+    ///
+    /// [`FingerprintPolicy::CloudEvent`]: crate::FingerprintPolicy::CloudEvent
+    #[must_use]
+    pub const fn cloud_events() -> Self {
+        Self::CloudEvents
+    }
+
+    /// The header `id` of [Debezium's outbox event router][router]: the key of the outbox's row.
+    ///
+    /// Text, or what the header converters of Kafka Connect make of text: a JSON string, or
+    /// `{"schema":…,"payload":…}`. All are the same id. A key that is written as bytes (`BINARY(16)`) is not
+    /// text: look for it with [`IdSource::custom`]. For a header of another name there is
+    /// [`IdSource::DebeziumOutbox`].
+    ///
+    /// [router]: https://debezium.io/documentation/reference/stable/transformations/outbox-event-router.html
+    #[must_use]
+    pub fn debezium_outbox() -> Self {
+        Self::DebeziumOutbox("id".into())
+    }
+
+    /// MassTransit's header `MessageId`, or else `messageId` in an envelope, which is known by the content type
+    /// `application/vnd.masstransit+json`. The same for each redelivery of a message, and new for each publish.
+    #[must_use]
+    pub const fn mass_transit() -> Self {
+        Self::MassTransit
+    }
+
     /// The header called `name`.
     #[must_use]
     pub fn header(name: impl Into<Arc<str>>) -> Self {
@@ -75,41 +136,37 @@ pub enum MissingIdPolicy {
     Fail,
 }
 
-/// Why a message has no usable id. It never repeats the id.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoId {
-    /// No place held one.
-    #[error("no message id was found in {looked_in}")]
-    Missing {
-        /// The places.
-        looked_in: String,
-    },
-    /// A place held something that can't be an id. It is not passed over in silence: the next place could
-    /// make another operation of it.
-    #[error("the message id in {place} can't be used: {problem}")]
-    Invalid {
-        /// The place.
-        place: String,
-        /// What is wrong with it.
-        problem: InvalidId,
-    },
-    /// The function that looks for one panicked on this message.
-    #[error("the function that finds the message id panicked")]
-    Panicked,
-    /// A header is given more than once, with different values.
-    #[error("the message id in {place} is given more than once, with different values")]
-    Ambiguous {
-        /// The place.
-        place: String,
-    },
-}
-
 /// Finds message ids: the first place that holds one decides.
+///
+/// A place that holds something which is no usable id decides as well: the message then has none. The next
+/// place could make another operation of it, and so could a default that many messages share. Where the id is
+/// there and empty, the policy for missing ids decides.
 #[derive(Clone, Debug)]
 pub struct Identify {
     sources: Vec<IdSource>,
     missing: MissingIdPolicy,
+}
+
+/// The places where producers put an id without being asked to, and nothing else:
+///
+/// 1. [CloudEvents](IdSource::cloud_events): a standard says that these two are the identity.
+/// 2. The header `message-id`: a name that means nothing else.
+/// 3. [MassTransit](IdSource::mass_transit), which means the same by its own name.
+/// 4. [Debezium's outbox](IdSource::debezium_outbox): last, for a header called `id` can be anything. Should it
+///    name a customer rather than a message, the second message of that customer is a conflict, which is loud.
+///
+/// A record's key and position are never taken: the one orders messages, and the other is new when a producer
+/// sends again. Nor is `idempotency-key`: services pass a request's key on to every message that it causes.
+/// A message with none of these becomes a dead letter ([`MissingIdPolicy::DeadLetter`]).
+impl Default for Identify {
+    fn default() -> Self {
+        Self::new([
+            IdSource::cloud_events(),
+            IdSource::header("message-id"),
+            IdSource::mass_transit(),
+            IdSource::debezium_outbox(),
+        ])
+    }
 }
 
 impl Identify {
@@ -138,109 +195,78 @@ impl Identify {
     /// When no place holds one and the policy is not the position, or when a place holds one that can't be
     /// used.
     pub fn identify(&self, delivery: &Delivery) -> Result<MessageId, NoId> {
+        let mut empty = None;
         for source in &self.sources {
-            if let Some(found) = look(source, delivery)? {
-                return found.map_err(|problem| NoId::Invalid { place: format!("{source:?}"), problem });
+            let flaw = match look(source, delivery) {
+                Ok(Some(id)) => return Ok(id),
+                Ok(None) => continue,
+                Err(flaw) => flaw,
+            };
+            let is_empty = flaw == Flaw::EMPTY;
+            let no_id = flaw.at(format!("{source:?}"));
+            if !is_empty {
+                return Err(no_id);
             }
+            empty = Some(no_id);
+            break;
         }
         match (self.missing, at_position(delivery)) {
             (MissingIdPolicy::Position, Some(Ok(id))) => Ok(id),
-            _ => Err(NoId::Missing { looked_in: format!("{:?}", self.sources) }),
+            _ => Err(empty.unwrap_or_else(|| NoId::Missing { looked_in: format!("{:?}", self.sources) })),
         }
     }
 }
 
-type Found = Option<Result<MessageId, InvalidId>>;
-
-fn look(source: &IdSource, delivery: &Delivery) -> Result<Found, NoId> {
-    Ok(match source {
+fn look(source: &IdSource, delivery: &Delivery) -> Result<Option<MessageId>, Flaw> {
+    match source {
+        IdSource::CloudEvents => match cloud_event::identity(delivery)? {
+            Some(event) => Ok(Some(event_id::event_id(&event)?)),
+            None => Ok(None),
+        },
         IdSource::Header(name) => {
             let mut values = delivery.header(name).flatten();
             let first = values.next();
             if values.any(|other| Some(other) != first) {
-                return Err(NoId::Ambiguous { place: format!("{source:?}") });
+                return Err(Flaw::Ambiguous);
             }
-            nonempty(first.map(AsRef::as_ref)).map(MessageId::from_bytes)
+            of_bytes(first.map(AsRef::as_ref))
         }
+        IdSource::DebeziumOutbox(name) => text::debezium(delivery, name),
+        IdSource::MassTransit => text::mass_transit(delivery),
         IdSource::JsonPointer(pointer) => in_json(delivery, pointer),
-        IdSource::RecordKey => nonempty(delivery.key().map(AsRef::as_ref)).map(MessageId::from_bytes),
-        IdSource::Position => at_position(delivery),
-        IdSource::Custom(function) => match caught(|| function(delivery)) {
-            Some(found) => found.filter(|id| !id.is_empty()).map(MessageId::new),
-            None => return Err(NoId::Panicked),
-        },
-    })
-}
-
-/// An empty id is a missing one: it goes to the policy, never to a constant that all such messages share.
-fn nonempty(bytes: Option<&[u8]>) -> Option<&[u8]> {
-    bytes.filter(|bytes| !bytes.is_empty())
-}
-
-fn in_json(delivery: &Delivery, pointer: &str) -> Found {
-    let value: Value = serde_json::from_slice(delivery.payload()?).ok()?;
-    match value.pointer(pointer)? {
-        Value::String(text) if text.is_empty() => None,
-        Value::String(text) => Some(MessageId::new(text)),
-        // Only whole numbers: 1.0 and 1 would be two ids of one number.
-        Value::Number(number) if number.is_u64() || number.is_i64() => {
-            Some(MessageId::new(number.to_string()))
+        IdSource::RecordKey => of_bytes(delivery.key().map(AsRef::as_ref)),
+        IdSource::Position => at_position(delivery).transpose(),
+        IdSource::Custom(function) => {
+            let found = caught_at(delivery.position(), || function(delivery)).ok_or(Flaw::Panicked)?;
+            Ok(found.map(MessageId::new).transpose()?)
         }
-        _ => None,
     }
 }
 
-fn at_position(delivery: &Delivery) -> Found {
+fn of_bytes(bytes: Option<&[u8]>) -> Result<Option<MessageId>, Flaw> {
+    Ok(bytes.map(MessageId::from_bytes).transpose()?)
+}
+
+fn in_json(delivery: &Delivery, pointer: &str) -> Result<Option<MessageId>, Flaw> {
+    let payload = delivery.payload().map(AsRef::as_ref).unwrap_or_default();
+    let Ok(value) = serde_json::from_slice::<Value>(payload) else { return Ok(None) };
+    match value.pointer(pointer) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(MessageId::new(text)?)),
+        // Only whole numbers: 1.0 and 1 would be two ids of one number.
+        Some(Value::Number(number)) if number.is_u64() || number.is_i64() => {
+            Ok(Some(MessageId::new(number.to_string())?))
+        }
+        Some(_) => Err(Flaw::Malformed("it is neither a text nor a whole number")),
+    }
+}
+
+fn at_position(delivery: &Delivery) -> Option<Result<MessageId, Flaw>> {
     let position = delivery.position();
     position.offset()?;
     // Escaped as it is printed, a topic's name can't forge another's place.
-    Some(MessageId::new(position.to_string()))
+    Some(MessageId::new(position.to_string()).map_err(Flaw::from))
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-    use crate::delivery::{Header, Position};
-
-    fn delivery(payload: &'static str, headers: &[(&str, Option<&'static [u8]>)]) -> Delivery {
-        let headers = headers.iter().map(|(name, value)| ((*name).into(), value.map(Bytes::from_static)));
-        Delivery::new(Position::in_log("t", 2, 9), Some(Bytes::from_static(payload.as_bytes())))
-            .with_headers(headers.collect::<Vec<Header>>())
-    }
-
-    fn id(of: &Identify, delivery: &Delivery) -> Result<String, NoId> {
-        of.identify(delivery).map(|id| id.as_str().to_owned())
-    }
-
-    #[test]
-    fn the_first_place_that_holds_one_decides() {
-        let chain = Identify::new([IdSource::header("Event-Id"), IdSource::json_pointer("/id")]);
-        assert_eq!(id(&chain, &delivery(r#"{"id":"b"}"#, &[("event-id", Some(b"a"))])).unwrap(), "a");
-        assert_eq!(id(&chain, &delivery(r#"{"id":"b"}"#, &[("event-id", Some(b""))])).unwrap(), "b");
-        assert_eq!(id(&chain, &delivery(r#"{"id":42}"#, &[("event-id", None)])).unwrap(), "42");
-        assert!(matches!(id(&chain, &delivery(r#"{"id":4.5}"#, &[])), Err(NoId::Missing { .. })));
-        assert!(matches!(id(&chain, &delivery("not json", &[])), Err(NoId::Missing { .. })));
-    }
-
-    #[test]
-    fn a_place_with_garbage_is_not_passed_over() {
-        let chain = Identify::new([IdSource::header("id"), IdSource::Position]);
-        let error = id(&chain, &delivery("", &[("id", Some(b"a\xffhidden"))])).unwrap_err();
-        assert!(matches!(error, NoId::Invalid { .. }));
-        assert!(!error.to_string().contains("hidden"));
-        let twice = delivery("", &[("id", Some(b"a")), ("id", Some(b"b"))]);
-        assert!(matches!(id(&chain, &twice), Err(NoId::Ambiguous { .. })));
-        assert_eq!(id(&chain, &delivery("", &[("id", Some(b"a")), ("ID", Some(b"a"))])).unwrap(), "a");
-    }
-
-    #[test]
-    fn messages_without_an_id_go_to_the_policy() {
-        let none = delivery("", &[]);
-        let header = || Identify::new([IdSource::header("id"), IdSource::RecordKey]);
-        assert!(matches!(id(&header(), &none), Err(NoId::Missing { .. })));
-        assert_eq!(id(&header().or(MissingIdPolicy::Position), &none).unwrap(), "t[2]@9");
-        assert_eq!(id(&header(), &none.with_key(Some(Bytes::from_static(b"k")))).unwrap(), "k");
-    }
-}
+mod tests;

@@ -71,6 +71,7 @@ mod aside;
 mod attempt;
 pub mod claim;
 mod clock;
+mod cloud_event;
 mod dead_letter;
 mod delivery;
 mod engine;
@@ -88,8 +89,10 @@ mod quiet;
 mod run;
 mod settings;
 mod settle;
+mod span;
 mod stop;
 pub mod store;
+mod trace_context;
 pub mod worker;
 
 pub use attempt::{InTx, Run};

@@ -8,12 +8,24 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 
-/// What `call` returns; `None` when it panics.
+use crate::delivery::Position;
+
+/// What `call` returns; `None` when it panics. For calls within the span of their message.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    catch(None, call)
+}
+
+/// The same, for the message at `position`.
+pub(crate) fn caught_at<T>(position: &Position, call: impl FnOnce() -> T) -> Option<T> {
+    catch(Some(position), call)
+}
+
+fn catch<T>(position: Option<&Position>, call: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(value) => Some(value),
         Err(panic) => {
-            tracing::error!(panic = panic_text(&*panic), "the user's code panicked");
+            let position = position.map(tracing::field::display);
+            tracing::error!(position, panic = panic_text(&*panic), "the user's code panicked");
             drop_quietly(panic);
             None
         }

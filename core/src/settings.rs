@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use crate::clock::{Clock, SystemClock};
 use crate::dead_letter::DeadLetters;
+use crate::delivery::Delivery;
 use crate::engine::Engine;
 use crate::error::InvalidSetting;
 use crate::fingerprint::FingerprintPolicy;
 use crate::id::Scope;
-use crate::identify::{IdSource, Identify};
+use crate::identify::Identify;
 use crate::lease::Leases;
 use crate::policy::Policy;
+use crate::span::Spans;
 use crate::store::DedupStore;
 
 /// What an idempotent handler is told besides its store and its work.
@@ -23,19 +25,21 @@ pub struct Settings {
     policy: Policy,
     clock: Arc<dyn Clock>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
+    spans: Spans,
 }
 
 impl Settings {
-    /// In `scope`, with ids from the header `message-id`, a fingerprint of the raw payload, the default
-    /// [`Policy`] and nowhere to put dead letters.
+    /// In `scope`, with ids from the places of [`Identify::default`], a fingerprint of the raw payload, the
+    /// default [`Policy`] and nowhere to put dead letters.
     pub fn new(scope: Scope) -> Self {
         Self {
             scope,
-            identify: Identify::new([IdSource::header("message-id")]),
+            identify: Identify::default(),
             fingerprint: FingerprintPolicy::default(),
             policy: Policy::default(),
             clock: Arc::new(SystemClock),
             dead_letters: None,
+            spans: Spans::default(),
         }
     }
 
@@ -63,6 +67,26 @@ impl Settings {
         self
     }
 
+    /// Shows each span of a message to `hook`, before anything happens in it: `einmal.attempt` (a run of the
+    /// handler), `einmal.duplicate` (a repeat, with `answered_by_attempt`), `einmal.dead_letter` (one that is
+    /// published). By default nobody is shown them.
+    ///
+    /// This is how a span continues its producer's trace. With `tracing-opentelemetry`:
+    ///
+    /// ```ignore
+    /// .on_span(|span, delivery| {
+    ///     let producer = TraceContextPropagator::new().extract(&delivery.trace_context());
+    ///     let _ = span.set_parent(producer); // or span.add_link(…)
+    /// })
+    /// ```
+    ///
+    /// `span.metadata()` tells which one it is. A span that no subscriber wants is not shown. A hook that panics
+    /// is logged, and the message goes on.
+    pub fn on_span(mut self, hook: impl Fn(&tracing::Span, &Delivery) + Send + Sync + 'static) -> Self {
+        self.spans = Spans::shown_to(hook);
+        self
+    }
+
     /// Where time comes from.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -86,6 +110,7 @@ impl Settings {
             identify: self.identify,
             fingerprint: self.fingerprint,
             dead_letters: self.dead_letters,
+            spans: self.spans,
         })
     }
 }

@@ -24,6 +24,9 @@
 //! # }
 //! ```
 //!
+//! Message ids come from where producers put them ([`einmal::Identify::default`]) unless you say where; never
+//! from the record's key.
+//!
 //! # With a loop of your own
 //! [`KafkaConsumer::start`] gives a [`KafkaSource`] of deliveries, each with a [`KafkaAck`]. Settle in any
 //! order: what is committed is the first message that is not settled.

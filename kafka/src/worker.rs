@@ -1,9 +1,12 @@
 //! Joins a member of a consumer group to Einmal's worker.
 
+use std::fmt;
+use std::sync::Arc;
+
 use einmal::worker::{HealthCell, Summary, Worker, WorkerConfig, WorkerError};
 use einmal::{
-    Capabilities, DedupStore, FingerprintPolicy, Handler, Idempotent, Identify, InvalidId, InvalidSetting,
-    Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
+    Capabilities, DedupStore, Delivery, FingerprintPolicy, Handler, Idempotent, Identify, InvalidId,
+    InvalidSetting, Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +60,7 @@ impl KafkaWorker {
             policy: Policy::default(),
             worker: WorkerConfig::default(),
             dead_letters: Some(DeadLetterTopic::default()),
+            on_span: None,
         }
     }
 
@@ -116,6 +120,18 @@ pub struct KafkaWorkerBuilder {
     policy: Policy,
     worker: WorkerConfig,
     dead_letters: Option<DeadLetterTopic>,
+    on_span: Option<OnSpan>,
+}
+
+#[derive(Clone)]
+struct OnSpan(Arc<Hook>);
+
+type Hook = dyn Fn(&tracing::Span, &Delivery) + Send + Sync;
+
+impl fmt::Debug for OnSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnSpan")
+    }
 }
 
 impl KafkaWorkerBuilder {
@@ -125,7 +141,8 @@ impl KafkaWorkerBuilder {
         self
     }
 
-    /// Where message ids are found: by default in the header `message-id`.
+    /// Where message ids are found: by default in the places of [`Identify::default`], which are headers, and
+    /// the payload of a structured CloudEvent. Never the record's key, nor its position.
     pub fn identify(mut self, identify: Identify) -> Self {
         self.identify = Some(identify);
         self
@@ -153,6 +170,13 @@ impl KafkaWorkerBuilder {
     /// offset.
     pub fn dead_letters(mut self, topic: Option<DeadLetterTopic>) -> Self {
         self.dead_letters = topic;
+        self
+    }
+
+    /// Shows each span of a message to `hook`, which can continue the producer's trace: see
+    /// [`Settings::on_span`].
+    pub fn on_span(mut self, hook: impl Fn(&tracing::Span, &Delivery) + Send + Sync + 'static) -> Self {
+        self.on_span = Some(OnSpan(Arc::new(hook)));
         self
     }
 
@@ -193,6 +217,9 @@ impl KafkaWorkerBuilder {
         let mut settings = Settings::new(scope).fingerprint(self.fingerprint.clone()).policy(self.policy);
         if let Some(identify) = &self.identify {
             settings = settings.identify(identify.clone());
+        }
+        if let Some(OnSpan(hook)) = self.on_span.clone() {
+            settings = settings.on_span(move |span, delivery| hook(span, delivery));
         }
         if let Some(topic) = &self.dead_letters {
             settings = settings.dead_letters(KafkaDeadLetters::new(&self.config.client, topic.clone())?);

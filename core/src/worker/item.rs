@@ -10,7 +10,7 @@ use super::tally::Final;
 use crate::claim::Token;
 use crate::delivery::Delivery;
 use crate::names;
-use crate::quiet::caught;
+use crate::quiet::caught_at;
 use crate::settle::Settled;
 use crate::stop::Stop;
 
@@ -60,7 +60,7 @@ impl<A: Ack> Item<A> {
         }
         if let Some(ack) = self.ack.take() {
             // An ack that is lost means another delivery, which the outcome answers.
-            let _ = caught(|| ack.settle());
+            let _ = caught_at(self.delivery.position(), || ack.settle());
             let seconds = self.shared.engine.clock.monotonic().saturating_sub(self.received_at).as_secs_f64();
             let scope = Arc::clone(&self.shared.engine.scope_label);
             metrics::histogram!(names::SETTLE_SECONDS, "scope" => scope).record(seconds);

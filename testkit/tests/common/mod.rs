@@ -6,6 +6,7 @@
     missing_debug_implementations,
     unreachable_pub,
     clippy::unwrap_used,
+    clippy::panic,
     clippy::expect_used,
     clippy::missing_panics_doc,
     clippy::missing_errors_doc,
@@ -13,6 +14,7 @@
     reason = "each test uses a part, and a test may panic"
 )]
 
+pub mod seen;
 pub mod watching;
 
 use std::collections::HashMap;

@@ -26,13 +26,20 @@ pub struct Watching<S> {
     pub inner: S,
     outcomes: Arc<Mutex<Vec<String>>>,
     spoilt: Arc<Mutex<Option<(String, Spoil)>>>,
+    unreadable: Arc<Mutex<Option<String>>>,
     /// Completions wait while this holds.
     stalled: watch::Sender<bool>,
 }
 
 impl<S: DedupStore> Watching<S> {
     pub fn new(inner: S) -> Self {
-        Self { inner, outcomes: Arc::default(), spoilt: Arc::default(), stalled: watch::Sender::new(false) }
+        Self {
+            inner,
+            outcomes: Arc::default(),
+            spoilt: Arc::default(),
+            unreadable: Arc::default(),
+            stalled: watch::Sender::new(false),
+        }
     }
 
     /// While stalled, completions are on their way and do not arrive.
@@ -43,6 +50,11 @@ impl<S: DedupStore> Watching<S> {
     /// The next completion of `id` goes wrong, and with it what is behind it in its batch.
     pub fn spoil(&self, id: &str, how: Spoil) {
         *self.spoilt.lock().unwrap() = Some((id.to_owned(), how));
+    }
+
+    /// The record of `id` can't be read.
+    pub fn unreadable(&self, id: &str) {
+        *self.unreadable.lock().unwrap() = Some(id.to_owned());
     }
 
     fn take_spoilt(&self, requests: &[SettleRequest]) -> Option<(usize, Spoil)> {
@@ -74,7 +86,14 @@ impl<S: DedupStore> DedupStore for Watching<S> {
     }
 
     async fn claim_many(&self, requests: Vec<ClaimRequest>) -> Vec<Result<ClaimAnswer, StoreError>> {
-        self.inner.claim_many(requests).await
+        let unreadable = self.unreadable.lock().unwrap().clone();
+        let keys: Vec<_> = requests.iter().map(|request| request.key.clone()).collect();
+        let answers = self.inner.claim_many(requests).await;
+        let answer = |(key, answer): (DedupKey, _)| match unreadable.as_deref() == Some(key.id().as_str()) {
+            true => Err(StoreError::new(StoreErrorKind::Undecodable, "it can't be decoded").with_key(&key)),
+            false => answer,
+        };
+        keys.into_iter().zip(answers).map(answer).collect()
     }
 
     async fn settle_many(&self, requests: Vec<SettleRequest>) -> Vec<Result<SettleAnswer, StoreError>> {
