@@ -10,7 +10,7 @@ use rdkafka::config::RDKafkaLogLevel as Level;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, now};
 use crate::names;
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl ClientContext for Context {
     fn stats_raw(&self, _: &[u8]) {}
 
     fn error(&self, error: ClientError, reason: &str) {
-        self.engine().client_error(code(&error), reason);
+        self.engine().client.reported(code(&error), reason, now());
     }
 }
 

@@ -13,6 +13,7 @@ use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 
 use crate::config::check::{millis, within};
+use crate::config::features::features;
 use crate::error::{KafkaError, KafkaErrorKind};
 
 /// How long a full queue of the producer is waited for, between two looks at it.
@@ -161,6 +162,7 @@ fn make(config: &ClientConfig) -> Result<FutureProducer, KafkaError> {
 }
 
 fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), InvalidSetting> {
+    features(client)?;
     let mut config = client.clone();
     for field in CONSUMERS {
         config.remove(field);

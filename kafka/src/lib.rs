@@ -57,6 +57,7 @@ mod offsets;
 mod partition;
 mod poll;
 mod source;
+mod trouble;
 mod worker;
 
 pub use config::{KafkaConfig, KafkaConfigBuilder};

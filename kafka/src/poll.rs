@@ -165,7 +165,7 @@ impl<'a> Poller<'a> {
                 ));
             }
             Some(Err(error)) => {
-                self.consumer.context().engine().polled_error(code(&error));
+                self.consumer.context().engine().client.polled(code(&error), now());
             }
         }
         Ok(Polled::Something)
@@ -182,7 +182,7 @@ impl<'a> Poller<'a> {
         if engine.stopping {
             return Polled::Something;
         }
-        engine.client_works();
+        engine.client.works();
         if let Some(incoming) = engine.ledger.receive(detach(topic, message)) {
             engine.queue.push(incoming);
         }
