@@ -5,5 +5,6 @@ pub mod kafka_broker;
 pub mod log_broker;
 pub mod points;
 pub mod proxy;
+pub mod running;
 pub mod trial;
 pub mod witness;

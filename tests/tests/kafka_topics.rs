@@ -7,97 +7,16 @@
     reason = "a test says what is wrong by failing"
 )]
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use einmal::worker::{Lanes, WorkerConfig};
-use einmal::{Context, Failure, IdSource, Identify, MemoryStore};
-use einmal_kafka::{KafkaWorker, KafkaWorkerError};
+use einmal::{IdSource, Identify};
+use einmal_kafka::KafkaWorker;
 use einmal_tests::kafka::{PATIENCE, Topic, options, send, until};
+use einmal_tests::running::{Running, ids_of, sorted};
 use rdkafka::admin::NewPartitions;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::{Message, Offset, TopicPartitionList};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
-
-/// How often each id ran, and how long its payload was.
-type Runs = Arc<Mutex<BTreeMap<String, (usize, usize)>>>;
-
-struct Running {
-    worker: Arc<KafkaWorker>,
-    runs: Runs,
-    shutdown: CancellationToken,
-    work: JoinHandle<Result<einmal::worker::Summary, KafkaWorkerError>>,
-}
-
-impl Running {
-    /// A worker with a store of its own.
-    fn start(topic: &Topic, identify: Identify) -> Self {
-        let runs = Runs::default();
-        let handler = {
-            let runs = runs.clone();
-            move |context: Context| {
-                let mut runs = runs.lock().unwrap();
-                let run = runs.entry(context.key().id().as_str().to_owned()).or_default();
-                *run = (run.0 + 1, context.payload().len());
-                std::future::ready(Ok::<(), Failure>(()))
-            }
-        };
-        let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap())
-            .identify(identify)
-            .worker(WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() })
-            .dead_letters(None)
-            .build(MemoryStore::default(), handler)
-            .unwrap();
-        let shutdown = CancellationToken::new();
-        let worker = Arc::new(worker);
-        let (running, stop) = (worker.clone(), shutdown.clone());
-        let work = tokio::spawn(async move { running.run(stop).await });
-        Self { worker, runs, shutdown, work }
-    }
-
-    fn by_header(topic: &Topic) -> Self {
-        Self::start(topic, Identify::new([IdSource::header("message-id")]))
-    }
-
-    /// Each id that ran. Fails when one ran twice.
-    fn ids(&self) -> Vec<String> {
-        let runs = self.runs.lock().unwrap();
-        assert!(runs.values().all(|(count, _)| *count == 1), "{runs:?}");
-        runs.keys().cloned().collect()
-    }
-
-    async fn until_committed(&self, topic: &Topic, all: &[usize]) {
-        let committed = || {
-            assert!(!self.work.is_finished(), "the worker ended by itself");
-            topic.committed()
-        };
-        let mut last = Vec::new();
-        let all_committed = until("the commit", || {
-            last = committed()?;
-            Ok(last == all)
-        });
-        if let Err(error) = all_committed.await {
-            panic!("committed {last:?} of {all:?}, {} ids ran: {error}", self.runs.lock().unwrap().len());
-        }
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        self.work.await.unwrap().unwrap();
-    }
-}
-
-fn sorted(ids: impl IntoIterator<Item = String>) -> Vec<String> {
-    let ids: std::collections::BTreeSet<_> = ids.into_iter().collect();
-    ids.into_iter().collect()
-}
-
-fn ids_of(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
-    sorted(numbers.into_iter().map(einmal_tests::log_broker::id_of))
-}
 
 /// The offsets that a reader of the log meets.
 fn offsets(topic: &Topic) -> Vec<i64> {
@@ -145,7 +64,8 @@ async fn scenario_13_the_holes_of_a_compacted_topic_are_passed() {
     })
     .await
     .unwrap();
-    let worker = Running::start(&topic, Identify::new([IdSource::Position]));
+    let config = topic.config(topic.member()).build().unwrap();
+    let worker = Running::start(KafkaWorker::builder(config).identify(Identify::new([IdSource::Position])));
     worker.until_committed(&topic, &[sent]).await;
     let ran = worker.ids().len();
     assert!(ran < sent, "{ran} of {sent}");
