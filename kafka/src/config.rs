@@ -78,6 +78,11 @@ impl KafkaConfig {
         &self.topics
     }
 
+    /// The settings of another client of the same cluster.
+    pub(crate) fn without_group(&self) -> ClientConfig {
+        check::without_group(&self.client)
+    }
+
     /// Checks that a handler that may run for `max_run` ends before the broker gives its partition away.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //!
 //! All of it runs on the thread that polls, so nothing here may poll, and waiting is bounded.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::TopicPartitionList;
@@ -16,11 +17,18 @@ use crate::names;
 #[derive(Debug)]
 pub(crate) struct Context {
     engine: Mutex<Engine>,
+    served: AtomicU64,
 }
 
 impl Context {
     pub(crate) const fn new(engine: Engine) -> Self {
-        Self { engine: Mutex::new(engine) }
+        Self { engine: Mutex::new(engine), served: AtomicU64::new(0) }
+    }
+
+    /// How many lines of its log and errors the client has handed out. They stand in one queue with the messages,
+    /// and a poll that serves one returns as if there were nothing.
+    pub(crate) fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
     }
 
     /// Never held while the client is polled, for it may call back into here.
@@ -69,21 +77,28 @@ pub(crate) fn code(error: &ClientError) -> Code {
     error.rdkafka_error_code().unwrap_or(Code::Unknown)
 }
 
+/// Hands on a line of the client's log.
+pub(crate) fn log_line(level: Level, facility: &str, line: &str) {
+    match level {
+        Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
+            tracing::error!(target: "librdkafka", facility, "{line}");
+        }
+        Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
+        Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
+    }
+}
+
 impl ClientContext for Context {
     fn log(&self, level: Level, facility: &str, line: &str) {
-        match level {
-            Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
-                tracing::error!(target: "librdkafka", facility, "{line}");
-            }
-            Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
-            Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
-            Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
-        }
+        self.served.fetch_add(1, Ordering::Relaxed);
+        log_line(level, facility, line);
     }
 
     fn stats_raw(&self, _: &[u8]) {}
 
     fn error(&self, error: ClientError, reason: &str) {
+        self.served.fetch_add(1, Ordering::Relaxed);
         self.engine().client.reported(code(&error), reason, now());
     }
 }

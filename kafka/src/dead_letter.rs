@@ -12,7 +12,7 @@ use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 
-use crate::config::check::{millis, within};
+use crate::config::check::{millis, within, without_group};
 use crate::config::features::features;
 use crate::error::{KafkaError, KafkaErrorKind};
 
@@ -163,10 +163,7 @@ fn make(config: &ClientConfig) -> Result<FutureProducer, KafkaError> {
 
 fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), InvalidSetting> {
     features(client)?;
-    let mut config = client.clone();
-    for field in CONSUMERS {
-        config.remove(field);
-    }
+    let mut config = without_group(client);
     let is = |field: &str, allowed: &[&str]| {
         config.get(field).is_none_or(|value| allowed.contains(&value.to_ascii_lowercase().as_str()))
     };
@@ -189,34 +186,6 @@ fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), 
     config.remove("request.required.acks");
     Ok((config, timeout))
 }
-
-/// Settings that mean nothing to a producer, which would warn of each.
-const CONSUMERS: [&str; 24] = [
-    "allow.auto.create.topics",
-    "auto.commit.interval.ms",
-    "auto.offset.reset",
-    "check.crcs",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.partition.eof",
-    "fetch.error.backoff.ms",
-    "fetch.max.bytes",
-    "fetch.message.max.bytes",
-    "fetch.min.bytes",
-    "fetch.wait.max.ms",
-    "group.id",
-    "group.instance.id",
-    "group.protocol",
-    "heartbeat.interval.ms",
-    "isolation.level",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "partition.assignment.strategy",
-    "queued.max.messages.kbytes",
-    "queued.min.messages",
-    "session.timeout.ms",
-    "statistics.interval.ms",
-];
 
 #[cfg(test)]
 mod tests {

@@ -53,6 +53,8 @@ pub(crate) struct Engine {
     failing_since: Option<Duration>,
     /// What the client says is wrong.
     pub(crate) client: Troubles,
+    /// To the thread that reads how long topics keep their messages, which ends when this is taken.
+    pub(crate) retention: Option<Sender<String>>,
     /// A commit was refused because the group forms anew.
     refused_meanwhile: bool,
 }
@@ -78,6 +80,7 @@ impl Engine {
             close_by: None,
             failing_since: None,
             client,
+            retention: None,
             refused_meanwhile: false,
         }
     }
@@ -135,8 +138,18 @@ impl Engine {
         for (topic, number) in these {
             self.ledger.assign(topic, *number);
         }
+        self.read_retention_of(these.iter().map(|(topic, _)| topic));
         self.gauge();
         self.client.works();
+    }
+
+    /// Has the retention of these topics read, unless it has been before.
+    pub(crate) fn read_retention_of<'a>(&self, topics: impl Iterator<Item = &'a String>) {
+        if let Some(retention) = &self.retention {
+            for topic in topics.collect::<HashSet<_>>() {
+                let _ = retention.send(topic.clone());
+            }
+        }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a count of partitions")]

@@ -56,6 +56,7 @@ pub mod names;
 mod offsets;
 mod partition;
 mod poll;
+mod retention;
 mod source;
 mod trouble;
 mod worker;

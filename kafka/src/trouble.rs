@@ -51,7 +51,9 @@ impl Troubles {
         if let Some(why) = why_unreadable(code, reason) {
             return self.unreadable(why, reason, now);
         }
-        if matches!(code, Code::Authentication | Code::SSL | Code::SaslAuthenticationFailed) {
+        let refused = matches!(code, Code::Authentication | Code::SSL | Code::SaslAuthenticationFailed);
+        // With TLS 1.3 a broker refuses the client's certificate after the handshake: then it is the transport.
+        if refused || reason.contains("SSL alert number") {
             // It stays until something works: a wrong password does not become right, and the client says the
             // same once in a while only.
             let sentence = format!("the broker and this client do not accept each other ({code}): {reason}");
@@ -69,8 +71,12 @@ impl Troubles {
         let down = code == Code::AllBrokersDown;
         self.over_at = (!down).then(|| now + TROUBLE_FOR);
         self.noted = true;
-        let cause = self.connection.as_ref().filter(|_| down);
-        let cause = cause.map(|cause| format!(" (the last: {cause})")).unwrap_or_default();
+        let cause = match &self.connection {
+            Some(cause) if down => format!(" (the last: {cause})"),
+            // A broker that expects TLS just hangs up on who speaks without it.
+            None if down => " (a wrong security.protocol looks like this, too)".to_owned(),
+            _ => String::new(),
+        };
         self.health.trouble(CLIENT, format!("the Kafka client reports {code}: {reason}{cause}"));
     }
 
@@ -182,6 +188,8 @@ mod tests {
         assert_eq!(health.read().reasons.len(), 2);
         troubles.works();
         assert!(health.read().ready);
+        troubles.reported(Code::BrokerTransportFailure, "Receive failed: SSL alert number 42", SECOND);
+        assert!(only_reason(&health).contains("alert number 42"));
     }
 
     #[test]
@@ -194,6 +202,9 @@ mod tests {
         assert!(only_reason(&health).contains("SSL listener?"));
         troubles.works();
         assert!(health.read().ready);
+        troubles.reported(Code::AllBrokersDown, "1/1 brokers are down", SECOND);
+        assert!(only_reason(&health).contains("security.protocol"));
+        troubles.works();
         troubles.reported(Code::UnknownTopicOrPartition, "gone", SECOND);
         assert!(only_reason(&health).contains("gone"));
         troubles.expire(61 * SECOND);

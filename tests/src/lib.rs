@@ -2,7 +2,9 @@
 
 pub mod kafka;
 pub mod kafka_broker;
+pub mod kafka_secure;
 pub mod log_broker;
+pub mod logs;
 pub mod points;
 pub mod proxy;
 pub mod running;
