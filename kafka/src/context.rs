@@ -77,18 +77,6 @@ pub(crate) fn code(error: &ClientError) -> Code {
     error.rdkafka_error_code().unwrap_or(Code::Unknown)
 }
 
-/// Hands on a line of the client's log.
-pub(crate) fn log_line(level: Level, facility: &str, line: &str) {
-    match level {
-        Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
-            tracing::error!(target: "librdkafka", facility, "{line}");
-        }
-        Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
-        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
-        Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
-    }
-}
-
 impl ClientContext for Context {
     fn log(&self, level: Level, facility: &str, line: &str) {
         self.served.fetch_add(1, Ordering::Relaxed);
@@ -125,5 +113,31 @@ impl ConsumerContext for Context {
             self.engine().assign(&these);
             metrics::counter!(names::REBALANCES, "kind" => "assigned").increment(1);
         }
+    }
+}
+
+/// Of a client beside the consumer: its lines go where the consumer's go, and not to another logger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside;
+
+impl ClientContext for Beside {
+    fn log(&self, level: Level, facility: &str, line: &str) {
+        log_line(level, facility, line);
+    }
+
+    /// The consumer says the same, and to the health.
+    fn error(&self, error: ClientError, reason: &str) {
+        tracing::debug!(%error, reason, "a client beside the consumer reports an error");
+    }
+}
+
+fn log_line(level: Level, facility: &str, line: &str) {
+    match level {
+        Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
+            tracing::error!(target: "librdkafka", facility, "{line}");
+        }
+        Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
+        Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
     }
 }

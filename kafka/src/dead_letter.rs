@@ -14,7 +14,10 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 
 use crate::config::check::{millis, within, without_group};
 use crate::config::features::features;
+use crate::context::Beside;
 use crate::error::{KafkaError, KafkaErrorKind};
+
+type LetterProducer = FutureProducer<Beside>;
 
 /// How long a full queue of the producer is waited for, between two looks at it.
 const QUEUE_FULL: Duration = Duration::from_millis(50);
@@ -59,7 +62,7 @@ pub struct KafkaDeadLetters {
     topic: DeadLetterTopic,
     timeout: Duration,
     /// Made anew when it fails for good, as an idempotent producer can.
-    producer: Mutex<FutureProducer>,
+    producer: Mutex<LetterProducer>,
 }
 
 impl KafkaDeadLetters {
@@ -77,11 +80,11 @@ impl KafkaDeadLetters {
         Ok(Self { config, topic, timeout, producer })
     }
 
-    fn producer(&self) -> FutureProducer {
+    fn producer(&self) -> LetterProducer {
         self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace_if_dead(&self, used: &FutureProducer) {
+    fn replace_if_dead(&self, used: &LetterProducer) {
         if used.client().fatal_error().is_none() {
             return;
         }
@@ -94,7 +97,7 @@ impl KafkaDeadLetters {
         }
     }
 
-    async fn send(&self, producer: &FutureProducer, letter: &DeadLetter) -> Result<(), ClientError> {
+    async fn send(&self, producer: &LetterProducer, letter: &DeadLetter) -> Result<(), ClientError> {
         let delivery = &letter.delivery;
         let topic = self.topic.of(delivery.position().source());
         loop {
@@ -156,9 +159,11 @@ impl fmt::Debug for KafkaDeadLetters {
     }
 }
 
-fn make(config: &ClientConfig) -> Result<FutureProducer, KafkaError> {
+fn make(config: &ClientConfig) -> Result<LetterProducer, KafkaError> {
     let doing = "the producer of dead letters could not be made";
-    config.create().map_err(|error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error))
+    config
+        .create_with_context(Beside)
+        .map_err(|error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error))
 }
 
 fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), InvalidSetting> {

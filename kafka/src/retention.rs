@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, OwnedResourceSpecifier, ResourceSpecifier};
-use rdkafka::client::ClientContext;
-use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::config::FromClientConfigAndContext;
 
-use crate::context::log_line;
+use crate::context::Beside;
 
 /// How long the broker may take to tell.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,8 +48,8 @@ fn follow(client: &ClientConfig, told: &Receiver<String>, remembered: Duration) 
 fn look(client: &ClientConfig, topics: &[String], remembered: Duration) -> Result<(), String> {
     let failed = |error: rdkafka::error::KafkaError| error.to_string();
     // Not the client's own text, which shows the value of a setting.
-    let admin: AdminClient<Quiet> =
-        AdminClient::from_config_and_context(client, Quiet).map_err(|_| "no client".to_owned())?;
+    let admin: AdminClient<Beside> =
+        AdminClient::from_config_and_context(client, Beside).map_err(|_| "no client".to_owned())?;
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
     let resources: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
     let options = AdminOptions::new().request_timeout(Some(PATIENCE));
@@ -118,20 +117,6 @@ fn kept(cleanup_policy: Option<&str>, retention_ms: Option<&str>) -> Kept {
             u64::try_from(millis).map_or(Kept::Ever, |millis| Kept::For(Duration::from_millis(millis)))
         }
         Some(Err(_)) | None => Kept::Untold,
-    }
-}
-
-/// Its lines go where the consumer's go.
-struct Quiet;
-
-impl ClientContext for Quiet {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        log_line(level, facility, line);
-    }
-
-    /// The consumer says the same.
-    fn error(&self, error: rdkafka::error::KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "the client that reads the topics' retention reports an error");
     }
 }
 

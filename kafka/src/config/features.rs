@@ -143,8 +143,9 @@ mod tests {
     fn what_every_build_can_do_is_accepted_in_every_build() {
         let mut client = ClientConfig::new();
         client.set("security.protocol", "SASL_PLAINTEXT").set("sasl.mechanism", "PLAIN");
-        client.set("compression.type", "lz4");
+        client.set("sasl.username", "u").set("sasl.password", "p").set("compression.type", "lz4");
         features(&client).unwrap();
+        assert!(client.create::<rdkafka::producer::BaseProducer>().is_ok());
         // Not used without SASL.
         client.set("security.protocol", "plaintext").set("sasl.mechanism", "SCRAM-SHA-512");
         features(&client).unwrap();
