@@ -1,6 +1,7 @@
 //! Settings of a consumer, checked once, when they are built.
 
 pub(crate) mod check;
+pub(crate) mod features;
 
 use std::fmt;
 use std::time::Duration;
@@ -75,6 +76,11 @@ impl KafkaConfig {
     #[must_use]
     pub fn topics(&self) -> &[String] {
         &self.topics
+    }
+
+    /// The settings of another client of the same cluster.
+    pub(crate) fn without_group(&self) -> ClientConfig {
+        check::without_group(&self.client)
     }
 
     /// Checks that a handler that may run for `max_run` ends before the broker gives its partition away.
@@ -173,13 +179,15 @@ impl KafkaConfigBuilder {
     /// Checks the settings.
     ///
     /// # Errors
-    /// When one is missing or outside its bounds, when two contradict each other, or when one would make
-    /// offsets be committed before outcomes are stored. The error names the field.
+    /// When one is missing or outside its bounds, when two contradict each other, when one would make offsets
+    /// be committed before outcomes are stored, or when one needs a feature of this crate that is not turned
+    /// on. The error names the field, and the feature.
     pub fn build(self) -> Result<KafkaConfig, InvalidSetting> {
         let Self { mut client, topics, limits } = self;
         check::limits(&limits)?;
         check::topics(&topics)?;
         let group = check::group(&client)?;
+        features::features(&client)?;
         check::forced(&mut client)?;
         check::defaults(&mut client);
         check::strategy(&client)?;

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::{KafkaError, KafkaErrorKind};
 use crate::ledger::Ledger;
 use crate::poll::Poller;
+use crate::retention;
 use crate::source::{Command, KafkaSource, Queue};
 
 /// What closing may take beyond its budget, until the thread is left behind.
@@ -45,13 +46,26 @@ impl KafkaConsumer {
     /// # Errors
     /// When the client can't be made of its settings, can't subscribe, or no thread can be had.
     pub fn start(config: &KafkaConfig, health: HealthCell) -> Result<(KafkaSource, Self), KafkaError> {
+        Self::start_remembering(config, health, None)
+    }
+
+    /// The same, with a warning of topics that keep messages for longer than their outcomes are `remembered`.
+    pub(crate) fn start_remembering(
+        config: &KafkaConfig,
+        health: HealthCell,
+        remembered: Option<Duration>,
+    ) -> Result<(KafkaSource, Self), KafkaError> {
         let setup =
             |doing: &'static str| move |error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error);
         let (commands, received) = channel();
         let queue = Arc::new(Queue::new(config.limits.queue_len, config.limits.queue_bytes));
         let ledger = Ledger::new(commands.clone());
         let (committer, jobs) = channel();
-        let engine = Engine::new(ledger, queue.clone(), config.limits, received, committer, health.clone());
+        let mut engine =
+            Engine::new(ledger, queue.clone(), config.limits, received, committer, health.clone());
+        engine.retention = remembered.and_then(|time| retention::watch(config.without_group(), time));
+        // What a pattern finds is known once it is assigned.
+        engine.read_retention_of(config.topics.iter().filter(|topic| !topic.starts_with('^')));
         let mut consumer: BaseConsumer<Context> = config
             .client
             .create_with_context(Context::new(engine))
@@ -136,6 +150,7 @@ fn run(consumer: &BaseConsumer<Context>, health: &HealthCell) -> Result<(), Kafk
     }
     let mut engine = consumer.context().engine();
     engine.committer = None;
+    engine.retention = None;
     engine.ledger.end_all();
     engine.queue.end();
     result

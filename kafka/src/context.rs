@@ -2,6 +2,7 @@
 //!
 //! All of it runs on the thread that polls, so nothing here may poll, and waiting is bounded.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::TopicPartitionList;
@@ -10,17 +11,24 @@ use rdkafka::config::RDKafkaLogLevel as Level;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, now};
 use crate::names;
 
 #[derive(Debug)]
 pub(crate) struct Context {
     engine: Mutex<Engine>,
+    served: AtomicU64,
 }
 
 impl Context {
     pub(crate) const fn new(engine: Engine) -> Self {
-        Self { engine: Mutex::new(engine) }
+        Self { engine: Mutex::new(engine), served: AtomicU64::new(0) }
+    }
+
+    /// How many lines of its log and errors the client has handed out. They stand in one queue with the messages,
+    /// and a poll that serves one returns as if there were nothing.
+    pub(crate) fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
     }
 
     /// Never held while the client is polled, for it may call back into here.
@@ -71,20 +79,15 @@ pub(crate) fn code(error: &ClientError) -> Code {
 
 impl ClientContext for Context {
     fn log(&self, level: Level, facility: &str, line: &str) {
-        match level {
-            Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
-                tracing::error!(target: "librdkafka", facility, "{line}");
-            }
-            Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
-            Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
-            Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
-        }
+        self.served.fetch_add(1, Ordering::Relaxed);
+        log_line(level, facility, line);
     }
 
     fn stats_raw(&self, _: &[u8]) {}
 
     fn error(&self, error: ClientError, reason: &str) {
-        self.engine().client_error(code(&error), reason);
+        self.served.fetch_add(1, Ordering::Relaxed);
+        self.engine().client.reported(code(&error), reason, now());
     }
 }
 
@@ -110,5 +113,31 @@ impl ConsumerContext for Context {
             self.engine().assign(&these);
             metrics::counter!(names::REBALANCES, "kind" => "assigned").increment(1);
         }
+    }
+}
+
+/// Of a client beside the consumer: its lines go where the consumer's go, and not to another logger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside;
+
+impl ClientContext for Beside {
+    fn log(&self, level: Level, facility: &str, line: &str) {
+        log_line(level, facility, line);
+    }
+
+    /// The consumer says the same, and to the health.
+    fn error(&self, error: ClientError, reason: &str) {
+        tracing::debug!(%error, reason, "a client beside the consumer reports an error");
+    }
+}
+
+fn log_line(level: Level, facility: &str, line: &str) {
+    match level {
+        Level::Emerg | Level::Alert | Level::Critical | Level::Error => {
+            tracing::error!(target: "librdkafka", facility, "{line}");
+        }
+        Level::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{line}"),
+        Level::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
     }
 }

@@ -12,8 +12,12 @@ use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 
-use crate::config::check::{millis, within};
+use crate::config::check::{millis, within, without_group};
+use crate::config::features::features;
+use crate::context::Beside;
 use crate::error::{KafkaError, KafkaErrorKind};
+
+type LetterProducer = FutureProducer<Beside>;
 
 /// How long a full queue of the producer is waited for, between two looks at it.
 const QUEUE_FULL: Duration = Duration::from_millis(50);
@@ -58,7 +62,7 @@ pub struct KafkaDeadLetters {
     topic: DeadLetterTopic,
     timeout: Duration,
     /// Made anew when it fails for good, as an idempotent producer can.
-    producer: Mutex<FutureProducer>,
+    producer: Mutex<LetterProducer>,
 }
 
 impl KafkaDeadLetters {
@@ -76,11 +80,11 @@ impl KafkaDeadLetters {
         Ok(Self { config, topic, timeout, producer })
     }
 
-    fn producer(&self) -> FutureProducer {
+    fn producer(&self) -> LetterProducer {
         self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace_if_dead(&self, used: &FutureProducer) {
+    fn replace_if_dead(&self, used: &LetterProducer) {
         if used.client().fatal_error().is_none() {
             return;
         }
@@ -93,7 +97,7 @@ impl KafkaDeadLetters {
         }
     }
 
-    async fn send(&self, producer: &FutureProducer, letter: &DeadLetter) -> Result<(), ClientError> {
+    async fn send(&self, producer: &LetterProducer, letter: &DeadLetter) -> Result<(), ClientError> {
         let delivery = &letter.delivery;
         let topic = self.topic.of(delivery.position().source());
         loop {
@@ -155,16 +159,16 @@ impl fmt::Debug for KafkaDeadLetters {
     }
 }
 
-fn make(config: &ClientConfig) -> Result<FutureProducer, KafkaError> {
+fn make(config: &ClientConfig) -> Result<LetterProducer, KafkaError> {
     let doing = "the producer of dead letters could not be made";
-    config.create().map_err(|error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error))
+    config
+        .create_with_context(Beside)
+        .map_err(|error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error))
 }
 
 fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), InvalidSetting> {
-    let mut config = client.clone();
-    for field in CONSUMERS {
-        config.remove(field);
-    }
+    features(client)?;
+    let mut config = without_group(client);
     let is = |field: &str, allowed: &[&str]| {
         config.get(field).is_none_or(|value| allowed.contains(&value.to_ascii_lowercase().as_str()))
     };
@@ -187,34 +191,6 @@ fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), 
     config.remove("request.required.acks");
     Ok((config, timeout))
 }
-
-/// Settings that mean nothing to a producer, which would warn of each.
-const CONSUMERS: [&str; 24] = [
-    "allow.auto.create.topics",
-    "auto.commit.interval.ms",
-    "auto.offset.reset",
-    "check.crcs",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.partition.eof",
-    "fetch.error.backoff.ms",
-    "fetch.max.bytes",
-    "fetch.message.max.bytes",
-    "fetch.min.bytes",
-    "fetch.wait.max.ms",
-    "group.id",
-    "group.instance.id",
-    "group.protocol",
-    "heartbeat.interval.ms",
-    "isolation.level",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "partition.assignment.strategy",
-    "queued.max.messages.kbytes",
-    "queued.min.messages",
-    "session.timeout.ms",
-    "statistics.interval.ms",
-];
 
 #[cfg(test)]
 mod tests {

@@ -16,15 +16,13 @@ use crate::ledger::{Ledger, These};
 use crate::names;
 use crate::offsets::NextOffset;
 use crate::source::{Command, Epoch, Queue, TopicPartition};
+use crate::trouble::Troubles;
 
 /// After a failed commit the next one waits so long.
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// And so long when the broker says that the partition is not ours: either that is so, and a revocation is on
 /// its way, or the client has just joined again, and the next commit carries its new generation.
 const COMMIT_AGAIN_IF_LOST: Duration = Duration::from_secs(1);
-/// A trouble of the client that is not heard of again for so long is taken for over.
-const TROUBLE_FOR: Duration = Duration::from_secs(60);
-
 /// How long a partition that is taken away waits for its last commit.
 const LAST_COMMIT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -33,7 +31,6 @@ const LAST_COMMIT_AGAIN: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::ZERO];
 
 const COMMITS: &str = "kafka commits";
-const CLIENT: &str = "kafka client";
 
 pub(crate) fn now() -> Duration {
     // The broker's deadlines run in real time, whatever a test's clock says.
@@ -54,10 +51,10 @@ pub(crate) struct Engine {
     /// When closing must have ended, once it has been asked for.
     pub(crate) close_by: Option<Duration>,
     failing_since: Option<Duration>,
-    /// The trouble of the client that is noted, and when it is over by itself.
-    client_trouble: Option<(Code, Option<Duration>)>,
-    /// The error that the client's callback has just reported: polling returns it once more.
-    said: Option<Code>,
+    /// What the client says is wrong.
+    pub(crate) client: Troubles,
+    /// To the thread that reads how long topics keep their messages, which ends when this is taken.
+    pub(crate) retention: Option<Sender<String>>,
     /// A commit was refused because the group forms anew.
     refused_meanwhile: bool,
 }
@@ -71,6 +68,7 @@ impl Engine {
         committer: Sender<Vec<Due>>,
         health: HealthCell,
     ) -> Self {
+        let client = Troubles::new(health.clone());
         Self {
             ledger,
             queue,
@@ -81,8 +79,8 @@ impl Engine {
             stopping: false,
             close_by: None,
             failing_since: None,
-            client_trouble: None,
-            said: None,
+            client,
+            retention: None,
             refused_meanwhile: false,
         }
     }
@@ -140,8 +138,18 @@ impl Engine {
         for (topic, number) in these {
             self.ledger.assign(topic, *number);
         }
+        self.read_retention_of(these.iter().map(|(topic, _)| topic));
         self.gauge();
-        self.client_works();
+        self.client.works();
+    }
+
+    /// Has the retention of these topics read, unless it has been before.
+    pub(crate) fn read_retention_of<'a>(&self, topics: impl Iterator<Item = &'a String>) {
+        if let Some(retention) = &self.retention {
+            for topic in topics.collect::<HashSet<_>>() {
+                let _ = retention.send(topic.clone());
+            }
+        }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a count of partitions")]
@@ -207,7 +215,7 @@ impl Engine {
         metrics::counter!(names::COMMITS, "result" => result).increment(1);
         let Some(code) = error else {
             self.failing_since = None;
-            return self.client_works();
+            return self.client.works();
         };
         if live {
             self.failing_since.get_or_insert(now());
@@ -220,42 +228,10 @@ impl Engine {
         }
     }
 
-    /// Notes an error of the client that is not fatal.
-    pub(crate) fn client_error(&mut self, code: Code, reason: &str) {
-        self.said = Some(code);
-        metrics::counter!(names::CLIENT_ERRORS).increment(1);
-        tracing::warn!(%code, reason, "the Kafka client reports an error");
-        // Of one broker among many, which the client goes on trying; all of them down is another code.
-        if matches!(code, Code::BrokerTransportFailure | Code::Resolve) {
-            return;
-        }
-        // It is said once when all are down, and holds until something works again.
-        let over = (code != Code::AllBrokersDown).then(|| now() + TROUBLE_FOR);
-        self.client_trouble = Some((code, over));
-        self.health.trouble(CLIENT, format!("the Kafka client reports {code}: {reason}"));
-    }
-
-    /// Notes an error that polling returned.
-    pub(crate) fn polled_error(&mut self, code: Code) {
-        if self.said.take() != Some(code) {
-            self.client_error(code, "in place of a message");
-            self.said = None;
-        }
-    }
-
-    /// Notes a sign that the client works.
-    pub(crate) fn client_works(&mut self) {
-        if self.client_trouble.take().is_some() {
-            self.health.clear(CLIENT);
-        }
-    }
-
     /// Brings the health up to date.
     pub(crate) fn check_health(&mut self) {
         let now = now();
-        if self.client_trouble.is_some_and(|(_, over)| over.is_some_and(|over| now >= over)) {
-            self.client_works();
-        }
+        self.client.expire(now);
         let mut owing = self.ledger.iter().filter(|partition| partition.owes_commit()).peekable();
         if owing.peek().is_none() {
             self.failing_since = None;

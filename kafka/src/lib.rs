@@ -41,6 +41,17 @@
 //! - A delivery that comes back unsettled is offered again, with all that followed it, in order.
 //! - A message is a dead letter only when the broker has confirmed the letter.
 //!
+//! # Features
+//! None is on by default.
+//!
+//! | feature | what | needs |
+//! |---|---|---|
+//! | `tls` | `security.protocol` SSL and SASL_SSL | OpenSSL of the system, with headers |
+//! | `sasl` | SCRAM; PLAIN is always there | the same: librdkafka takes its hashes from it |
+//! | `zstd` | messages compressed with zstd; gzip, snappy and lz4 are always there | nothing |
+//!
+//! Kerberos and OIDC are features of `rdkafka` itself, `gssapi` and `curl`.
+//!
 //! # What can repeat
 //! Between an outcome and its commit lie up to 100 ms, and a broker refuses commits at times, as while a group
 //! forms anew. What was settled by then is delivered again, and answered by its stored outcome. A store that
@@ -59,7 +70,9 @@ pub mod names;
 mod offsets;
 mod partition;
 mod poll;
+mod retention;
 mod source;
+mod trouble;
 mod worker;
 
 pub use config::{KafkaConfig, KafkaConfigBuilder};

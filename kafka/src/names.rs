@@ -9,6 +9,9 @@ pub const COMMITS: &str = "einmal_kafka_commits_total";
 pub const REBALANCES: &str = "einmal_kafka_rebalances_total";
 /// Counter: errors that the client reported and goes on after.
 pub const CLIENT_ERRORS: &str = "einmal_kafka_client_errors_total";
+/// Counter: attempts to read a batch that this build of the client can't decompress, or that is damaged. It waits
+/// unread, and what is behind it in its partition too.
+pub const UNREADABLE: &str = "einmal_kafka_unreadable_total";
 /// Counter: messages settled after their partition was gone. Their outcomes answer the next delivery.
 pub const STALE_SETTLES: &str = "einmal_kafka_stale_settles_total";
 /// Counter: messages that the client gave out after their partition was gone. Nobody works on them.

@@ -135,7 +135,7 @@ impl<'a> Poller<'a> {
         let mut nothing = 0;
         for _ in 0..BATCH {
             match self.poll(Duration::ZERO)? {
-                // The first can be an event that the client has served by itself.
+                // The first can be an event that the client has served by itself, without a word.
                 Polled::Nothing if nothing == 0 => {
                     nothing = 1;
                     continue;
@@ -153,8 +153,12 @@ impl<'a> Poller<'a> {
     }
 
     fn poll(&self, wait: Duration) -> Result<Polled, KafkaError> {
+        let context = self.consumer.context();
+        let served = context.served();
         match self.consumer.poll(wait) {
-            None => return Ok(Polled::Nothing),
+            None if context.served() == served => return Ok(Polled::Nothing),
+            // With `debug` set there are many lines before a message, or before an error that must be heard of.
+            None => {}
             Some(Ok(message)) => return Ok(self.receive(&message)),
             Some(Err(ClientError::PartitionEOF(_))) => {}
             Some(Err(error @ ClientError::MessageConsumptionFatal(_))) => {
@@ -165,7 +169,7 @@ impl<'a> Poller<'a> {
                 ));
             }
             Some(Err(error)) => {
-                self.consumer.context().engine().polled_error(code(&error));
+                context.engine().client.polled(code(&error), now());
             }
         }
         Ok(Polled::Something)
@@ -182,7 +186,7 @@ impl<'a> Poller<'a> {
         if engine.stopping {
             return Polled::Something;
         }
-        engine.client_works();
+        engine.client.works();
         if let Some(incoming) = engine.ledger.receive(detach(topic, message)) {
             engine.queue.push(incoming);
         }

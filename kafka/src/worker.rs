@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use einmal::worker::{HealthCell, Summary, Worker, WorkerConfig, WorkerError};
 use einmal::{
@@ -47,6 +48,8 @@ pub enum KafkaWorkerError {
 pub struct KafkaWorker {
     config: KafkaConfig,
     worker: Worker,
+    /// The retention of outcomes.
+    remembered: Duration,
 }
 
 impl KafkaWorker {
@@ -67,6 +70,9 @@ impl KafkaWorker {
     /// Joins the group and works until `shutdown` is cancelled, which gives what runs the time to end, commits
     /// and leaves the group. A worker runs once.
     ///
+    /// The settings of its topics are read in the background, and a warning logged of each that keeps messages
+    /// for longer than the policy's retention.
+    ///
     /// # Errors
     /// When the consumer can't start, when it or the store has failed for good, or when the consumer did not
     /// close in time. Nothing that is not settled is lost.
@@ -75,7 +81,9 @@ impl KafkaWorker {
     /// Dropping the future stops all handlers, and the consumer leaves its group in the background; claims are
     /// not given back. Cancel `shutdown` instead.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<Summary, KafkaWorkerError> {
-        let (source, consumer) = KafkaConsumer::start(&self.config, self.worker.health().clone())?;
+        let health = self.worker.health().clone();
+        let (source, consumer) =
+            KafkaConsumer::start_remembering(&self.config, health, Some(self.remembered))?;
         let work = self.worker.run(source, shutdown.clone());
         tokio::pin!(work);
         let worked = tokio::select! {
@@ -232,7 +240,7 @@ impl KafkaWorkerBuilder {
         idempotent: &Idempotent<S, H>,
     ) -> Result<KafkaWorker, KafkaBuildError> {
         let worker = Worker::new(idempotent, self.worker)?;
-        Ok(KafkaWorker { config: self.config, worker })
+        Ok(KafkaWorker { config: self.config, worker, remembered: self.policy.rules().retention })
     }
 }
 

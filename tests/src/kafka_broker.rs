@@ -14,6 +14,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::kafka::until;
+use crate::kafka_secure::Secure;
 use crate::proxy::Proxy;
 
 /// Why a test that wants one is skipped.
@@ -36,7 +37,7 @@ fn classpath() -> Option<String> {
 }
 
 /// Below those that the system gives to clients: none of these may sit on it while the broker is away.
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
     (0..1_000).map(|_| rand::random_range(20_000..32_000)).find(free).context("no free port on loopback")
 }
@@ -47,27 +48,39 @@ impl OwnBroker {
     /// # Errors
     /// When it does not start.
     pub async fn start() -> Result<Option<Self>> {
+        Self::start_with(None).await
+    }
+
+    /// The same with these listeners beside its own, which clients come to without the proxy.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_with(secure: Option<&Secure>) -> Result<Option<Self>> {
         let Some(classpath) = classpath() else { return Ok(None) };
         let directory = tempfile::tempdir()?;
         let (port, controller) = (free_port()?, free_port()?);
         let proxy = Proxy::start(format!("127.0.0.1:{port}")).await?;
+        let more = secure.map(Secure::listeners).unwrap_or_default();
+        let protocols = secure.map_or("", |_| Secure::PROTOCOLS);
         let mut lines = vec![
             "node.id=1".to_owned(),
             "process.roles=broker,controller".to_owned(),
-            format!("listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}"),
-            format!("advertised.listeners=PLAINTEXT://{}", proxy.address()),
+            format!("listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{more}"),
+            format!("advertised.listeners=PLAINTEXT://{}{more}", proxy.address()),
             "controller.listener.names=CONTROLLER".to_owned(),
-            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned(),
+            format!("listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}"),
             format!("controller.quorum.voters=1@127.0.0.1:{controller}"),
             format!("log.dirs={}", directory.path().join("data").display()),
         ];
         lines.extend(KAFKA_SETTINGS.iter().map(|(name, value)| format!("{name}={value}")));
+        lines.extend(secure.map(Secure::lines).into_iter().flatten());
         let mut broker = Self { proxy, classpath, directory, process: None };
         fs::write(broker.settings(), lines.join("\n"))?;
         let formatted = broker
             .java("kafka.tools.StorageTool")?
             .args(["format", "--cluster-id", "ZWlubWFsLXRlc3RzLTAwMQ", "--config"])
             .arg(broker.settings())
+            .args(secure.map(Secure::user).into_iter().flatten())
             .status()?;
         ensure!(formatted.success(), "its storage could not be formatted");
         broker.run().await?;

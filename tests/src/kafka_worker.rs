@@ -1,15 +1,17 @@
 //! A worker in a test's own process, on the real broker.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, ensure};
-use einmal::worker::Summary;
-use einmal_kafka::{KafkaWorker, KafkaWorkerError};
+use anyhow::{Context as _, Result, ensure};
+use einmal::worker::{Lanes, Summary, WorkerConfig};
+use einmal::{Context, Failure, MemoryStore};
+use einmal_kafka::{KafkaWorker, KafkaWorkerBuilder, KafkaWorkerError};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::kafka::{Topic, until};
+use crate::log_broker::id_of;
 
 /// How often each id ran.
 #[derive(Clone, Debug, Default)]
@@ -73,6 +75,32 @@ impl Running {
         Self { worker, shutdown, work }
     }
 
+    /// The worker of `builder`, in ordered lanes, on a store of its own: it counts what runs.
+    ///
+    /// # Errors
+    /// When it can't be built.
+    pub fn counting(builder: KafkaWorkerBuilder) -> Result<(Self, Runs)> {
+        let runs = Runs::default();
+        let handler = {
+            let runs = runs.clone();
+            move |context: Context| {
+                runs.note(context.key().id().as_str());
+                std::future::ready(Ok::<(), Failure>(()))
+            }
+        };
+        let config = WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() };
+        let worker = builder.worker(config).dead_letters(None).build(MemoryStore::default(), handler)?;
+        Ok((Self::start(worker), runs))
+    }
+
+    /// The same in the group of a topic of numbered messages.
+    ///
+    /// # Errors
+    /// When it can't be built.
+    pub fn by_header(topic: &Topic) -> Result<(Self, Runs)> {
+        Self::counting(KafkaWorker::builder(topic.config(topic.member()).build()?))
+    }
+
     /// The worker.
     #[must_use]
     pub fn worker(&self) -> &KafkaWorker {
@@ -99,11 +127,27 @@ impl Running {
     pub async fn until_committed(&self, topic: &Topic, all: &[usize]) -> Result<()> {
         let mut last = Vec::new();
         let committed = self.until("the commit", || {
-            last = topic.committed()?;
+            // A broker that has just started does not tell at once.
+            last = topic.committed().unwrap_or_default();
             Ok(last == all)
         });
         let committed = committed.await;
         committed.with_context(|| format!("committed {last:?} of {all:?}"))
+    }
+
+    /// Waits until it is not ready, for a reason that holds `text`, and hands that out.
+    ///
+    /// # Errors
+    /// As for `until`.
+    pub async fn until_trouble(&self, text: &str) -> Result<String> {
+        let mut found = None;
+        let trouble = self.until("the trouble", || {
+            let health = self.worker.health().read();
+            found = health.reasons.into_iter().find(|reason| reason.contains(text));
+            Ok(!health.ready && found.is_some())
+        });
+        trouble.await.with_context(|| format!("no word of {text:?}"))?;
+        found.context("no reason")
     }
 
     /// Stops it in order, with nothing left in flight.
@@ -124,4 +168,15 @@ impl Running {
         let _ = self.work.await;
         self.worker.summary().in_flight
     }
+}
+
+/// Without repeats, in their order.
+pub fn sorted(ids: impl IntoIterator<Item = String>) -> Vec<String> {
+    let ids: BTreeSet<_> = ids.into_iter().collect();
+    ids.into_iter().collect()
+}
+
+/// The ids of the messages of these numbers.
+pub fn ids_of(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
+    sorted(numbers.into_iter().map(id_of))
 }

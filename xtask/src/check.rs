@@ -1,6 +1,7 @@
 //! `cargo xtask check`: all that can be known without running a test.
 
 mod deny;
+mod features;
 mod graph;
 mod length;
 mod rust_version;
@@ -18,10 +19,12 @@ const STEPS: &[Step] = &[
     ("format", format),
     ("file length", length::run),
     ("core's dependency graph", graph::run),
+    ("einmal-kafka's features", features::run),
     ("rust-version", rust_version::run),
     ("licences, sources, advisories", deny::run),
     ("core without features", core_alone),
     ("lints", lints),
+    ("lints with TLS, SASL and zstd", secure),
     ("services in Docker", docker),
     ("docs", docs),
 ];
@@ -53,6 +56,23 @@ fn core_alone(root: &Path) -> Result<()> {
 
 fn lints(root: &Path) -> Result<()> {
     run_command(cargo(root).args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// The client with all that can be turned on, and what only then is tested.
+fn secure(root: &Path) -> Result<()> {
+    run_command(cargo(root).args([
+        "clippy",
+        "-p",
+        "einmal-kafka",
+        "-p",
+        "einmal-tests",
+        "--all-targets",
+        "--features",
+        "einmal-tests/secure",
+        "--",
+        "-D",
+        "warnings",
+    ]))
 }
 
 /// No other step builds it: it is a feature, and there may be no Docker here.

@@ -19,7 +19,8 @@ pub(crate) struct Args {
     /// Test the release build.
     #[arg(long)]
     release: bool,
-    /// Bring up every service first, not only those that tests need.
+    /// Bring up every service first, not only those that tests need, and run the tests of TLS, SASL and zstd too,
+    /// for which librdkafka is built once more. Where services are required, those tests always run.
     #[arg(long)]
     services: bool,
     /// Run only tests whose name holds one of these. What follows `--` goes to the test binaries.
@@ -30,6 +31,27 @@ pub(crate) struct Args {
 /// tests run. A service belongs here once a test asks for it.
 const NEEDED: &[Service] = &[Service::Kafka];
 
+/// What `cargo test` is told.
+type Tests = &'static [&'static str];
+
+const ALL: Tests = &["--workspace", "--all-targets"];
+const DOC: Tests = &["--workspace", "--doc"];
+/// What differs in a build of the client that has everything. The same packages as in the lints of that build, or
+/// librdkafka would be built once more.
+const SECURE: Tests = &[
+    "-p",
+    "einmal-kafka",
+    "-p",
+    "einmal-tests",
+    "--lib",
+    "--test",
+    "kafka_codecs",
+    "--test",
+    "kafka_secure",
+    "--features",
+    "einmal-tests/secure",
+];
+
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let skips = skip_file(root);
     reset(&skips)?;
@@ -38,13 +60,17 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     interrupt::check()?;
     session.report().print();
 
-    let tests = run_command(&mut cargo_test(root, args, session.report(), "--all-targets"));
+    let tests = run_command(&mut cargo_test(root, args, session.report(), ALL));
+    let secure = match interrupt::check() {
+        Ok(()) if args.services || required() => run_command(&mut cargo_test(root, args, session.report(), SECURE)),
+        other => other,
+    };
     // Before the doc tests: the last lines of a good run are cargo's own summary.
     let reported = read_skips(&skips)?;
     session.report().print();
     report(&reported);
     let doc_tests = match interrupt::check() {
-        Ok(()) => run_command(&mut cargo_test(root, args, session.report(), "--doc")),
+        Ok(()) => run_command(&mut cargo_test(root, args, session.report(), DOC)),
         interrupted => interrupted,
     };
     let skipped = read_skips(&skips)?;
@@ -55,7 +81,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let ended = session.end();
 
     interrupt::check()?;
-    tests.and(doc_tests).and(judged).and(ended)?;
+    tests.and(secure).and(doc_tests).and(judged).and(ended)?;
     let counted = not_exempt(&skipped, &Exempt::from_env());
     if counted > 0 && required() {
         bail!("skipped tests: {counted}; none may be skipped here");
@@ -67,13 +93,15 @@ fn not_exempt(skipped: &[String], exempt: &Exempt) -> usize {
     skipped.iter().filter(|line| !exempt.line(line)).count()
 }
 
-fn cargo_test(root: &Path, args: &Args, services: &Report, which: &str) -> Command {
+fn cargo_test(root: &Path, args: &Args, services: &Report, tests: Tests) -> Command {
     let mut command = cargo(root);
     command
         .env("EINMAL_SKIPPED_TESTS", skip_file(root))
         .envs(services.addresses())
         // One failure must not hide the next.
-        .args(["test", "--workspace", which, "--no-fail-fast"]);
+        .arg("test")
+        .args(tests)
+        .arg("--no-fail-fast");
     if args.release {
         command.arg("--release");
     }
@@ -168,7 +196,7 @@ mod tests {
     fn filters_go_to_the_test_binaries() {
         let filter = vec!["one".to_owned(), "--nocapture".to_owned()];
         let args = Args { release: true, services: false, filter };
-        let command = cargo_test(Path::new("/"), &args, &Report::default(), "--doc");
+        let command = cargo_test(Path::new("/"), &args, &Report::default(), &DOC);
         let words: Vec<_> = command.get_args().collect();
         assert_eq!(
             words,

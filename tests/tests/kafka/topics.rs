@@ -1,53 +1,20 @@
 //! Topics whose logs are not simply one message after the other, on the real broker.
 
-use einmal::worker::{Lanes, WorkerConfig};
 use einmal::{Context, Failure, IdSource, Identify, MemoryStore};
 use einmal_kafka::KafkaWorker;
 use einmal_tests::kafka::{PATIENCE, Topic, options, send, until};
-use einmal_tests::kafka_worker::{Running, Runs};
+use einmal_tests::kafka_worker::{Running, Runs, ids_of, sorted};
 use rdkafka::admin::NewPartitions;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::{Message, Offset, TopicPartitionList};
 
-/// A worker with a store of its own, which fails what has less than `least` bytes.
-fn start_with(topic: &Topic, identify: Identify, least: usize) -> (Running, Runs) {
-    let runs = Runs::default();
-    let handler = {
-        let runs = runs.clone();
-        move |context: Context| {
-            runs.note(context.key().id().as_str());
-            let long_enough = context.payload().len() >= least;
-            std::future::ready(if long_enough {
-                Ok::<(), Failure>(())
-            } else {
-                Err(Failure::reject("short"))
-            })
-        }
-    };
-    let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap())
-        .identify(identify)
-        .worker(WorkerConfig { lanes: Lanes::Partition, ..WorkerConfig::default() })
-        .dead_letters(None)
-        .build(MemoryStore::default(), handler)
-        .unwrap();
-    (Running::start(worker), runs)
-}
-
 fn start(topic: &Topic, identify: Identify) -> (Running, Runs) {
-    start_with(topic, identify, 0)
+    let config = topic.config(topic.member()).build().unwrap();
+    Running::counting(KafkaWorker::builder(config).identify(identify)).unwrap()
 }
 
 fn by_header(topic: &Topic) -> (Running, Runs) {
-    start(topic, Identify::new([IdSource::header("message-id")]))
-}
-
-fn sorted(ids: impl IntoIterator<Item = String>) -> Vec<String> {
-    let ids: std::collections::BTreeSet<_> = ids.into_iter().collect();
-    ids.into_iter().collect()
-}
-
-fn ids_of(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
-    sorted(numbers.into_iter().map(einmal_tests::log_broker::id_of))
+    Running::by_header(topic).unwrap()
 }
 
 #[tokio::test]
@@ -217,8 +184,17 @@ async fn messages_of_one_mebibyte_come_through() {
     let Some(topic) = Topic::for_test(test, 2, &settings).await.unwrap() else { return };
     let more = "x".repeat(1 << 20);
     topic.produce_with(&topic.client(), 0..40, &more).unwrap();
-    let by_header = Identify::new([IdSource::header("message-id")]);
-    let (worker, runs) = start_with(&topic, by_header, 1 << 20);
+    let runs = Runs::default();
+    let handler = {
+        let runs = runs.clone();
+        move |context: Context| {
+            assert!(context.payload().len() > 1 << 20);
+            runs.note(context.key().id().as_str());
+            std::future::ready(Ok::<(), Failure>(()))
+        }
+    };
+    let worker = KafkaWorker::builder(topic.config(topic.member()).build().unwrap()).dead_letters(None);
+    let worker = Running::start(worker.build(MemoryStore::default(), handler).unwrap());
     worker.until_committed(&topic, &[20, 20]).await.unwrap();
     assert_eq!(runs.once().unwrap(), ids_of(0..40));
     worker.stop().await.unwrap();

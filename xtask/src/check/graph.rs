@@ -92,7 +92,7 @@ pub(super) fn run(root: &Path) -> Result<()> {
 }
 
 /// Lines read `name v1.2.3`, with more behind it for a path, a macro or a repeat.
-fn names(tree: &str) -> BTreeSet<&str> {
+pub(super) fn names(tree: &str) -> BTreeSet<&str> {
     tree.lines().filter_map(|line| line.split_whitespace().next()).collect()
 }
 
