@@ -57,7 +57,7 @@ fn lints(root: &Path) -> Result<()> {
         "--workspace",
         "--all-targets",
         "--features",
-        "einmal-tests/real-kafka",
+        "einmal-tests/real-kafka,einmal-examples/real-kafka",
         "--",
         "-D",
         "warnings",

@@ -78,7 +78,7 @@ fn cargo_test(root: &Path, args: &Args, services: &Report, which: &str) -> Comma
         command.arg("--release");
     }
     if args.services {
-        command.args(["--features", "einmal-tests/real-kafka"]);
+        command.args(["--features", "einmal-tests/real-kafka,einmal-examples/real-kafka"]);
     }
     if !args.filter.is_empty() {
         command.arg("--").args(&args.filter);
