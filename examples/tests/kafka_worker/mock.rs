@@ -6,13 +6,14 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{PARTITIONS, Worker, committed, ledger, produce, program, ran};
+use crate::support::{Group, PARTITIONS, Worker, ledger, produce, program, ran};
 
 const TOPIC: &str = "payments";
 
 struct Place {
     _cluster: MockCluster<'static, DefaultProducerContext>,
     brokers: String,
+    group: Group,
     folder: TempDir,
 }
 
@@ -23,7 +24,8 @@ impl Place {
             cluster.create_topic(topic, PARTITIONS, 1).unwrap();
         }
         let brokers = cluster.bootstrap_servers();
-        Self { _cluster: cluster, brokers, folder: tempfile::tempdir().unwrap() }
+        let group = Group::of(&brokers, TOPIC);
+        Self { _cluster: cluster, brokers, group, folder: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> String {
@@ -35,7 +37,7 @@ impl Place {
     }
 
     fn until_committed(&self, worker: &mut Worker, messages: usize) {
-        worker.until("the commit of everything", |_| committed(&self.brokers, TOPIC) == messages);
+        worker.until("the commit of everything", |_| self.group.committed() == messages);
     }
 }
 

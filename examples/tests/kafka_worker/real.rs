@@ -3,7 +3,7 @@
 use einmal_services::{Service, address_or_skip};
 use rustix::process::Signal;
 
-use crate::support::{Worker, committed, ledger, lines, produce};
+use crate::support::{Group, Worker, ledger, lines, produce};
 
 const MESSAGES: usize = 10_000;
 
@@ -18,6 +18,7 @@ fn stopped_in_the_middle_again_and_again_each_payment_is_booked_once() {
     let bookings = produced["bookings"].as_u64().unwrap();
     assert_eq!((&produced["messages"], bookings), (&MESSAGES.into(), 7_000));
 
+    let group = Group::of(&brokers, &topic);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ledger");
     let start = |more: &[&str]| {
@@ -37,17 +38,17 @@ fn stopped_in_the_middle_again_and_again_each_payment_is_booked_once() {
             let page = worker.metrics();
             lines(&file) >= enough && page.received() > page.answered()
         });
-        let before = committed(&brokers, &topic);
+        let before = group.committed();
         let counts = worker.drain(signal);
         assert!(lines(&file) < 7_000, "nothing was left to do: {counts}");
         // What was handled has its outcome, and is committed as far as nothing before it is left.
         assert_eq!(add(&counts), lines(&file) as u64, "{counts}");
-        assert!(committed(&brokers, &topic) >= before, "{counts}");
+        assert!(group.committed() >= before, "{counts}");
         assert_eq!(counts["in_flight"], 0, "{counts}");
     }
 
     let mut worker = start(&[]);
-    worker.until("the commit of everything", |_| committed(&brokers, &topic) == MESSAGES);
+    worker.until("the commit of everything", |_| group.committed() == MESSAGES);
     worker.until("a quiet page", |worker| worker.metrics().sum("einmal_in_flight", "") == 0);
     assert_eq!(worker.get("/health").unwrap().0, 200);
     let page = worker.metrics();
@@ -57,5 +58,5 @@ fn stopped_in_the_middle_again_and_again_each_payment_is_booked_once() {
     let (ids, cents) = ledger(&file);
     assert_eq!((ids.len() as u64, ids.values().max()), (bookings, Some(&1)));
     assert_eq!(produced["cents"], cents);
-    assert_eq!(committed(&brokers, &topic), MESSAGES);
+    assert_eq!(group.committed(), MESSAGES);
 }

@@ -195,15 +195,28 @@ pub(crate) fn lines(path: &Path) -> usize {
     std::fs::read(path).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// The sum of what the group of this name has committed of the topic.
-pub(crate) fn committed(brokers: &str, topic: &str) -> usize {
-    let mut client = ClientConfig::new();
-    client.set("bootstrap.servers", brokers).set("group.id", topic);
-    let observer: BaseConsumer = client.create().unwrap();
-    let mut list = TopicPartitionList::new();
-    list.add_partition_range(topic, 0, PARTITIONS - 1);
-    let list = observer.committed_offsets(list, Duration::from_secs(30)).unwrap();
-    let offset =
-        |offset| if let Offset::Offset(offset) = offset { usize::try_from(offset).unwrap() } else { 0 };
-    list.elements().iter().map(|element| offset(element.offset())).sum()
+/// Looks at the group of a topic's name, without being a member of it.
+pub(crate) struct Group {
+    observer: BaseConsumer,
+    topic: String,
+}
+
+impl Group {
+    pub(crate) fn of(brokers: &str, topic: &str) -> Self {
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", brokers).set("group.id", topic);
+        Self { observer: client.create().unwrap(), topic: topic.to_owned() }
+    }
+
+    /// The sum of what is committed in all partitions.
+    pub(crate) fn committed(&self) -> usize {
+        let mut list = TopicPartitionList::new();
+        list.add_partition_range(&self.topic, 0, PARTITIONS - 1);
+        let list = self.observer.committed_offsets(list, Duration::from_secs(30)).unwrap();
+        let offset = |offset| match offset {
+            Offset::Offset(offset) => usize::try_from(offset).unwrap(),
+            _ => 0,
+        };
+        list.elements().iter().map(|element| offset(element.offset())).sum()
+    }
 }
