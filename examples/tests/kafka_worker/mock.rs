@@ -124,7 +124,11 @@ fn secrets_are_shown_nowhere_and_a_missing_broker_is_no_reason_to_restart() {
     });
     assert!(last.contains("Kafka"), "{last}");
     assert_eq!(worker.get("/live").unwrap().0, 200);
-    worker.until("a line that says so", |worker| worker.says("| the Kafka client reports"));
+    worker.until("a line that says so", |worker| {
+        let log = worker.log.lock().unwrap();
+        log.lines()
+            .any(|line| line.starts_with("the Kafka client reports") && line.contains("| received 0 |"))
+    });
     let log = worker.log.clone();
     worker.signal(Signal::TERM);
     let (code, out) = worker.end();

@@ -98,9 +98,10 @@ fn line(now: &Summary, rate: f64, health: &Health) -> String {
         + now.dead_lettered_without_run
         + now.rejected_before_claim;
     let state = if health.ready { "ready".to_owned() } else { health.reasons.join("; ") };
+    // What matters most comes first: a narrow terminal cuts the end.
     format!(
-        "received {} | handled {} | repeats {} | dead letters {dead_letters} | unsettled {} | in flight {} | \
-         {rate:.0}/s | {state}",
-        now.received, now.ran_ok, now.duplicate, now.unsettled, now.in_flight
+        "{state} | {rate:.0}/s | received {} | handled {} | repeats {} | dead letters {dead_letters} | in flight {} \
+         | unsettled {}",
+        now.received, now.ran_ok, now.duplicate, now.in_flight, now.unsettled
     )
 }
