@@ -196,7 +196,7 @@ mod tests {
     fn filters_go_to_the_test_binaries() {
         let filter = vec!["one".to_owned(), "--nocapture".to_owned()];
         let args = Args { release: true, services: false, filter };
-        let command = cargo_test(Path::new("/"), &args, &Report::default(), &DOC);
+        let command = cargo_test(Path::new("/"), &args, &Report::default(), DOC);
         let words: Vec<_> = command.get_args().collect();
         assert_eq!(
             words,

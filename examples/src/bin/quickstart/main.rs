@@ -5,6 +5,7 @@
 //! the worker as a child, kills it with SIGKILL while it works, and starts it again. At the end it counts, in
 //! what the worker could not make up: the rows of the ledger, and lines appended before each start.
 
+mod interrupt;
 mod journal;
 mod ledger;
 mod parent;
@@ -55,6 +56,10 @@ fn main() -> ExitCode {
     };
     match ended {
         Ok(code) => code,
+        Err(error) if error.is::<interrupt::Interrupted>() => {
+            eprintln!("quickstart: {error}");
+            ExitCode::from(interrupt::CODE)
+        }
         Err(error) => {
             eprintln!("quickstart: {error:#}");
             ExitCode::FAILURE

@@ -17,6 +17,7 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 
 use crate::Args;
+use crate::interrupt::Interrupt;
 use crate::journal::Seen;
 use crate::ledger::Ledger;
 use crate::plan::{PARTITIONS, Plan};
@@ -38,6 +39,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         2000 * (args.kills + 1)
     );
     let plan = Plan::new(args.messages, usize::from(args.duplicates), args.seed)?;
+    // Before there is anything to be left behind.
+    let interrupt = Interrupt::catch()?;
     let place = Place::new(args)?;
     println!(
         "producing {} payment events with {} different ids (seed {}); the store is in {}",
@@ -54,10 +57,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let brokers = cluster.bootstrap_servers();
     produce(&brokers, &plan)?;
+    interrupt.check()?;
 
     let mut show = Show::new(args.messages as u64);
-    let course = Course::run(args, &place.path, &brokers, &plan, &mut show)?;
+    let ran = Course::run(args, &place.path, &brokers, &plan, &interrupt, &mut show);
     show.bar.finish_and_clear();
+    let course = match ran {
+        Ok(course) => course,
+        // What is not kept goes with `place`.
+        Err(error) if args.keep => {
+            place.keep_or_drop(true);
+            return Err(error);
+        }
+        Err(error) => return Err(error),
+    };
 
     let report = count(args, &place.path, &plan, &course)?;
     let broken = report.broken_promises(args.kills);
@@ -206,7 +219,14 @@ struct Course {
 }
 
 impl Course {
-    fn run(args: &Args, store: &Path, brokers: &str, plan: &Plan, show: &mut Show) -> Result<Self> {
+    fn run(
+        args: &Args,
+        store: &Path,
+        brokers: &str,
+        plan: &Plan,
+        interrupt: &Interrupt,
+        show: &mut Show,
+    ) -> Result<Self> {
         let observer = observer(brokers)?;
         let total = plan.records.len() as u64;
         let mut course = Self::default();
@@ -215,7 +235,7 @@ impl Course {
             let before = committed(&observer)?;
             let kill_at_now = (course.kills < args.kills).then_some(kill_at);
             let mut worker = WorkerProcess::start(store, brokers)?;
-            let killed = worker.watch(&observer, before, total, kill_at_now, show)?;
+            let killed = worker.watch(&observer, before, total, kill_at_now, interrupt, show)?;
             course.add(worker.latest.get());
             if !killed {
                 return Ok(course);
@@ -274,14 +294,18 @@ impl WorkerProcess {
         before: u64,
         total: u64,
         kill_at: Option<u64>,
+        interrupt: &Interrupt,
         show: &mut Show,
     ) -> Result<bool> {
         let mut still = Still::default();
         loop {
             std::thread::sleep(LOOK_EVERY);
+            interrupt.check()?;
             let status = self.latest.get();
             let settled = before + status.settled;
             if let Some(ended) = self.child.try_wait()? {
+                // Ctrl-C on a terminal ends the worker too.
+                interrupt.check()?;
                 bail!("the worker ended by itself: {ended}");
             }
             let joining = status.settled == 0 && status.in_flight == 0;
