@@ -10,6 +10,8 @@ use crate::fingerprint::FingerprintPolicy;
 use crate::id::Scope;
 use crate::identify::{IdSource, Identify};
 use crate::lease::Leases;
+use crate::mode::{Mode, ModeSwitch};
+use crate::observe::Observer;
 use crate::policy::Policy;
 use crate::store::DedupStore;
 
@@ -23,11 +25,12 @@ pub struct Settings {
     policy: Policy,
     clock: Arc<dyn Clock>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
+    mode: ModeSwitch,
 }
 
 impl Settings {
     /// In `scope`, with ids from the header `message-id`, a fingerprint of the raw payload, the default
-    /// [`Policy`] and nowhere to put dead letters.
+    /// [`Policy`], nowhere to put dead letters, in the mode [`Enforce`](crate::Mode::Enforce).
     pub fn new(scope: Scope) -> Self {
         Self {
             scope,
@@ -36,6 +39,7 @@ impl Settings {
             policy: Policy::default(),
             clock: Arc::new(SystemClock),
             dead_letters: None,
+            mode: ModeSwitch::default(),
         }
     }
 
@@ -63,6 +67,13 @@ impl Settings {
         self
     }
 
+    /// How far the answers of the store are obeyed: a [`Mode`](crate::Mode), or a [`ModeSwitch`] that can be
+    /// set while messages are processed.
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = mode.into();
+        self
+    }
+
     /// Where time comes from.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -75,6 +86,10 @@ impl Settings {
             let problem = format!("is {max} bytes, but the store keeps at most {store_max}");
             return Err(InvalidSetting::new("max_result", problem));
         }
+        let (scope, mode) = (&self.scope, self.mode.get());
+        if mode != Mode::Enforce {
+            tracing::warn!(%scope, %mode, "in this mode repeats are run");
+        }
         let leases = Leases::new(Arc::clone(&store), Arc::clone(&self.clock), self.policy.rules().lease);
         Ok(Engine {
             store,
@@ -86,6 +101,8 @@ impl Settings {
             identify: self.identify,
             fingerprint: self.fingerprint,
             dead_letters: self.dead_letters,
+            observer: Observer::default(),
+            mode: self.mode,
         })
     }
 }
