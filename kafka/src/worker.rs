@@ -3,7 +3,7 @@
 use einmal::worker::{HealthCell, Summary, Worker, WorkerConfig, WorkerError};
 use einmal::{
     Capabilities, DedupStore, FingerprintPolicy, Handler, Idempotent, Identify, InvalidId, InvalidSetting,
-    Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
+    ModeSwitch, Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +57,7 @@ impl KafkaWorker {
             policy: Policy::default(),
             worker: WorkerConfig::default(),
             dead_letters: Some(DeadLetterTopic::default()),
+            mode: ModeSwitch::default(),
         }
     }
 
@@ -116,6 +117,7 @@ pub struct KafkaWorkerBuilder {
     policy: Policy,
     worker: WorkerConfig,
     dead_letters: Option<DeadLetterTopic>,
+    mode: ModeSwitch,
 }
 
 impl KafkaWorkerBuilder {
@@ -156,6 +158,13 @@ impl KafkaWorkerBuilder {
         self
     }
 
+    /// How far the answers of the store are obeyed: a [`Mode`](einmal::Mode), or a [`ModeSwitch`] that can be
+    /// set while the worker runs. By default [`Enforce`](einmal::Mode::Enforce).
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = mode.into();
+        self
+    }
+
     /// A worker that runs `handler` and remembers in `store`.
     ///
     /// # Errors
@@ -190,7 +199,8 @@ impl KafkaWorkerBuilder {
             Some(scope) => scope.clone(),
             None => Scope::new(self.config.group())?,
         };
-        let mut settings = Settings::new(scope).fingerprint(self.fingerprint.clone()).policy(self.policy);
+        let mut settings = Settings::new(scope).fingerprint(self.fingerprint.clone());
+        settings = settings.policy(self.policy).mode(self.mode.clone());
         if let Some(identify) = &self.identify {
             settings = settings.identify(identify.clone());
         }
