@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// | the handler | the message |
 /// |---|---|
 /// | returns `Ok` or `Failure::ignore` | is settled |
-/// | returns another [`Failure`](crate::Failure), panics or runs past `max_run` | stays unsettled and is tried again, without limit, back-off or dead letter; after `retry_after` when it asked for that |
+/// | returns another [`Failure`](crate::Failure), panics or runs past `max_run` | stays unsettled and is tried again, without limit, back-off or dead letter; after `retry_after` when it asked for that. The worker pauses up to a second in between |
 ///
 /// So a message that the handler rejects, parks or always fails on holds its lane, as it would without
 /// Einmal, until its handler ignores it or the mode is `Enforce`.
