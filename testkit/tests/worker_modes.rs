@@ -125,10 +125,15 @@ async fn a_switch_to_observe_or_off_frees_what_waits_for_the_store() {
         let handles: Vec<_> = (0..9).map(|n| bench.push(n % 3, i64::from(n), &format!("id {n}"))).collect();
         pass(&bench.clock, 5 * SECOND).await;
         assert!(bench.running.hand.settled().is_empty() && !bench.running.worker.health().read().ready);
+        bench.doors.close("id 8");
         bench.mode.set(mode);
-        for handle in handles.iter().chain([&done]) {
+        for handle in handles[..8].iter().chain([&done]) {
             assert_eq!(drive(&bench.clock, handle.wait()).await, Fate::Settled, "{case}");
         }
+        bench.journal.wait_count("run id 8", 1).await;
+        assert!(bench.running.worker.health().read().ready, "however long a handler takes: {case}");
+        bench.doors.open("id 8");
+        assert_eq!(drive(&bench.clock, handles[8].wait()).await, Fate::Settled, "{case}");
         assert!((0..9).all(|n| bench.journal.count(&format!("run id {n}")) == 1), "{case}");
         // What was claimed under `Enforce` counted on its lease for as long as it had it.
         assert_eq!(bench.journal.count("run done 0"), 2, "{case}");
