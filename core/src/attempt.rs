@@ -2,11 +2,14 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::FutureExt;
+use rand::RngExt;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::claim::{Claim, Failing, SettleAnswer};
@@ -44,6 +47,9 @@ pub struct Effect {
 #[async_trait]
 pub(crate) trait Commit: Send {
     async fn commit(self: Box<Self>, claim: &Claim, result: Option<Bytes>) -> Result<TxAnswer, StoreError>;
+
+    /// Without an outcome; `false` when it must run again.
+    async fn commit_alone(self: Box<Self>) -> Result<bool, StoreError>;
 }
 
 #[async_trait]
@@ -71,6 +77,10 @@ impl<S: TransactionalStore> Commit for Pending<S> {
     async fn commit(self: Box<Self>, claim: &Claim, result: Option<Bytes>) -> Result<TxAnswer, StoreError> {
         self.store.commit(self.tx, claim, result).await
     }
+
+    async fn commit_alone(self: Box<Self>) -> Result<bool, StoreError> {
+        self.store.commit_alone(self.tx).await
+    }
 }
 
 #[async_trait]
@@ -87,8 +97,8 @@ impl<S: TransactionalStore, H: TxHandler<S>> Run for InTx<S, H> {
 pub(crate) enum Ended {
     /// The handler says that it is done.
     Done(Effect, Context),
-    /// It is not.
-    Failed(Failing),
+    /// It is not; `asked` is the wait that the handler asked for itself.
+    Failed { failing: Failing, asked: Option<Duration> },
     /// It does not want the message.
     Ignored,
     /// It was stopped from outside, or could not be started. Charged to nobody.
@@ -127,11 +137,11 @@ pub(crate) enum Start {
     NotYet,
 }
 
-/// Ends with the reason when the holder of `lease` must not go on.
-async fn stopped(lease: &Lease, stop: &Stop) -> Unsettled {
+/// Ends with the reason when a handler must not go on.
+async fn stopped(lost: &CancellationToken, stop: &Stop) -> Unsettled {
     tokio::select! {
         biased;
-        () = lease.lost.cancelled() => Unsettled::LeaseLost,
+        () = lost.cancelled() => Unsettled::LeaseLost,
         () = stop.asked() => Unsettled::Cancelled,
     }
 }
@@ -170,14 +180,25 @@ impl Engine {
         };
         let _company = tokio::select! {
             biased;
-            stopped = stopped(lease, stop) => return Ended::Stopped(stopped),
+            stopped = stopped(&lease.lost, stop) => return Ended::Stopped(stopped),
             company = may_start => match company {
                 Ok(company) => company,
                 Err(unsettled) => return Ended::Stopped(unsettled),
             },
         };
+        self.run_handler(handler, claim, delivery, &lease.lost, stop).await
+    }
 
-        let context = Context::new(delivery.clone(), claim.clone(), lease.lost.child_token());
+    /// Runs the handler, until `lost` or `stop` ask it to end.
+    pub(crate) async fn run_handler(
+        &self,
+        handler: &dyn Run,
+        claim: &Claim,
+        delivery: &Delivery,
+        lost: &CancellationToken,
+        stop: &Stop,
+    ) -> Ended {
+        let context = Context::new(delivery.clone(), claim.clone(), lost.child_token());
         // However this ends before its handler does, work that the handler gave to other tasks is told.
         let cut_off = context.cancelled().clone().drop_guard();
         let span = self.spans.attempt(claim, delivery);
@@ -189,7 +210,7 @@ impl Engine {
         let ended = tokio::select! {
             biased;
             ended = timeout(&*self.clock, self.policy.max_run(), run) => ended,
-            stopped = stopped(lease, stop) => return Ended::Stopped(stopped),
+            stopped = stopped(lost, stop) => return Ended::Stopped(stopped),
         };
         let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
         metrics::histogram!(names::HANDLER_SECONDS, "scope" => self.scope_label.clone()).record(seconds);
@@ -203,17 +224,27 @@ impl Engine {
             Some(Err(panic)) => {
                 tracing::error!(panic = panic_text(&*panic), "the handler panicked");
                 drop_quietly(panic);
-                Ended::Failed(self.retry(claim, None))
+                self.retry(claim, None)
             }
             None => {
                 tracing::error!(max_run = ?self.policy.max_run(), "the handler ran too long and was cancelled");
-                Ended::Failed(self.retry(claim, None))
+                self.retry(claim, None)
             }
         };
         // A handler that fails because it was told to stop is not to blame.
-        match (ended, stopped(lease, stop).now_or_never()) {
-            (Ended::Failed(Failing::Retry { .. }), Some(stopped)) => Ended::Stopped(stopped),
+        match (ended, stopped(lost, stop).now_or_never()) {
+            (Ended::Failed { failing: Failing::Retry { .. }, .. }, Some(stopped)) => Ended::Stopped(stopped),
             (ended, _) => ended,
+        }
+    }
+
+    /// Waits before a handler runs again whose transaction has met a conflict, from the second on and longer
+    /// each time: those that fight for one key must not all try again at once.
+    pub(crate) async fn after_conflict(&self, conflicts: u32) {
+        if let Some(exponent) = conflicts.checked_sub(2) {
+            let ceiling = CONFLICT_FIRST.saturating_mul(1 << exponent.min(10)).min(CONFLICT_MOST);
+            let wait = ceiling.mul_f64(rand::rng().random::<f64>());
+            self.clock.sleep(wait).await;
         }
     }
 
@@ -236,25 +267,31 @@ impl Engine {
         match failure.kind {
             FailureKind::Retry(delay) => {
                 tracing::warn!(cause, "the handler failed");
-                Ended::Failed(self.retry(claim, delay))
+                self.retry(claim, delay)
             }
             FailureKind::Reject(words) => {
                 tracing::warn!(cause, reason = %words.escape_debug(), "the handler rejected the message");
-                Ended::Failed(Failing::ForGood(FailReason::Rejected(words)))
+                let failing = Failing::ForGood(FailReason::Rejected(words));
+                Ended::Failed { failing, asked: None }
             }
             FailureKind::Park(words) => {
                 tracing::warn!(cause, reason = %words.escape_debug(), "the handler parked the message");
-                Ended::Failed(Failing::ForGood(FailReason::Parked(words)))
+                let failing = Failing::ForGood(FailReason::Parked(words));
+                Ended::Failed { failing, asked: None }
             }
             FailureKind::Ignore => Ended::Ignored,
         }
     }
 
-    fn retry(&self, claim: &Claim, delay: Option<std::time::Duration>) -> Failing {
+    fn retry(&self, claim: &Claim, asked: Option<Duration>) -> Ended {
         let failures = claim.counters.failures.saturating_add(1);
-        Failing::Retry { delay: delay.unwrap_or_else(|| self.policy.backoff().delay(failures)) }
+        let delay = asked.unwrap_or_else(|| self.policy.backoff().delay(failures));
+        Ended::Failed { failing: Failing::Retry { delay }, asked }
     }
 }
+
+const CONFLICT_FIRST: Duration = Duration::from_millis(1);
+const CONFLICT_MOST: Duration = Duration::from_millis(200);
 
 fn store_trouble(failure: &Failure) -> Option<StoreError> {
     let error = failure.source.as_ref()?.downcast_ref::<StoreError>()?;

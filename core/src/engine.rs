@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rand::RngExt;
 
 use crate::attempt::{Company, Ended, Start};
 use crate::claim::{
@@ -21,7 +20,9 @@ use crate::fingerprint::FingerprintPolicy;
 use crate::id::{DedupKey, Scope};
 use crate::identify::{Identify, MissingIdPolicy, NoId};
 use crate::lease::{Lease, Leases};
+use crate::mode::ModeSwitch;
 use crate::names;
+use crate::observe::Observer;
 use crate::policy::Policy;
 use crate::settle::{Disposition, Later, Settled, Unsettled};
 use crate::span::Spans;
@@ -41,6 +42,8 @@ pub(crate) struct Engine {
     pub(crate) fingerprint: FingerprintPolicy,
     pub(crate) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(crate) spans: Spans,
+    pub(crate) mode: ModeSwitch,
+    pub(crate) observer: Observer,
 }
 
 /// What a claim came to.
@@ -192,7 +195,7 @@ impl Engine {
                     Err(unsettled) => self.leave(&lease, unsettled).await,
                 }
             }
-            Ended::Failed(failing) => match self.settle(&lease, Verb::Fail(failing)).await {
+            Ended::Failed { failing, .. } => match self.settle(&lease, Verb::Fail(failing)).await {
                 Ok(Standing::Owed(reason)) => self.publish(lease, delivery, reason, true).await,
                 Ok(Standing::Released { retry_after, .. }) => {
                     Disposition::Later { why: Later::Failed, retry_after }
@@ -229,7 +232,7 @@ impl Engine {
     }
 
     /// Commits the handler's transaction; `false` when it must run again.
-    async fn commit(
+    pub(crate) async fn commit(
         &self,
         lease: &Lease,
         tx: Box<dyn crate::attempt::Commit>,
@@ -261,16 +264,6 @@ impl Engine {
                 }
                 _ => Err(Unsettled::OutcomeUnknown(Some(self.note_store_error(error)))),
             },
-        }
-    }
-
-    /// Waits before a handler runs again whose transaction has met a conflict, from the second on and longer
-    /// each time: those that fight for one key must not all try again at once.
-    pub(crate) async fn after_conflict(&self, conflicts: u32) {
-        if let Some(exponent) = conflicts.checked_sub(2) {
-            let ceiling = CONFLICT_FIRST.saturating_mul(1 << exponent.min(10)).min(CONFLICT_MOST);
-            let wait = ceiling.mul_f64(rand::rng().random::<f64>());
-            self.clock.sleep(wait).await;
         }
     }
 
@@ -361,7 +354,7 @@ impl Engine {
     }
 
     /// Longer, and what is claimed or settled would no longer be worth much.
-    fn longest_call(&self) -> Duration {
+    pub(crate) fn longest_call(&self) -> Duration {
         self.policy.rules().lease / 3
     }
 
@@ -383,12 +376,10 @@ impl Engine {
     }
 }
 
-fn no_answer(limit: Duration) -> StoreError {
+pub(crate) fn no_answer(limit: Duration) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
 }
 
-const CONFLICT_FIRST: Duration = Duration::from_millis(1);
-const CONFLICT_MOST: Duration = Duration::from_millis(200);
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_MOST: Duration = Duration::from_secs(1);
 const GIVE_BACK_MOST: Duration = Duration::from_secs(1);

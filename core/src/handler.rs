@@ -248,7 +248,8 @@ impl Context {
         &self.0.claim.key
     }
 
-    /// Which attempt this is, from 1.
+    /// Which attempt this is, from 1. Always 1 for a run without a claim, in [`Observe` and
+    /// `Off`](crate::Mode).
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.0.claim.attempt()
@@ -262,7 +263,8 @@ impl Context {
     }
 
     /// This attempt's fence: a callee that remembers the highest it has seen can refuse an older owner. Not
-    /// for an idempotency key: it differs on every attempt.
+    /// for an idempotency key: it differs on every attempt. 0, which no claim has, for a run without one in
+    /// [`Observe` and `Off`](crate::Mode).
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.0.claim.fence
@@ -285,7 +287,8 @@ impl Context {
     }
 
     /// Runs `future` once the outcome is durable: a notification, a cache to be dropped. Never for a
-    /// duplicate. Lost when the process dies first, so nothing that must happen belongs here.
+    /// duplicate. Lost when the process dies first, so nothing that must happen belongs here. In
+    /// [`Observe` and `Off`](crate::Mode) it is run once the handler of any copy is done.
     pub fn after_completion(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.0.after.lock().unwrap_or_else(PoisonError::into_inner).push(Box::pin(future));
     }

@@ -132,6 +132,11 @@ impl MessageId {
         Ok(Self(id.into()))
     }
 
+    /// An id that no message can bring along: it begins with a control character.
+    pub(crate) fn stand_in(name: &str) -> Self {
+        Self(format!("\u{1}{name}").into())
+    }
+
     /// # Errors
     /// As for [`MessageId::new`]; also when `id` is not UTF-8.
     pub fn from_bytes(id: &[u8]) -> Result<Self, InvalidId> {

@@ -10,6 +10,8 @@ use crate::delivery::Delivery;
 use crate::engine::{Claimed, Engine, Stored};
 use crate::error::InvalidSetting;
 use crate::handler::{Handler, TxHandler};
+use crate::mode::Mode;
+use crate::observe::{Look, Observed};
 use crate::settings::Settings;
 use crate::settle::Disposition;
 use crate::stop::Stop;
@@ -80,6 +82,12 @@ impl<S: DedupStore, H> Idempotent<S, H> {
     pub fn store(&self) -> &S {
         &self.store
     }
+
+    /// What was counted in the mode [`Observe`](Mode::Observe).
+    #[must_use]
+    pub fn observed(&self) -> Observed {
+        self.engine.observed()
+    }
 }
 
 impl<S: DedupStore, H: Run> Idempotent<S, H> {
@@ -91,7 +99,14 @@ impl<S: DedupStore, H: Run> Idempotent<S, H> {
     /// Dropping the future stops the handler; its key can be claimed again when the lease has ended, and
     /// the next attempt is told that one was interrupted. Cancelling `cancel` is the better way.
     pub async fn process(&self, delivery: &Delivery, cancel: &CancellationToken) -> Disposition {
-        self.engine.process(&*self.handler, delivery, Token::random(), &Stop::from(cancel), |_| ()).await
+        let (engine, handler, stop) = (&self.engine, &*self.handler, Stop::from(cancel));
+        match engine.mode.get() {
+            Mode::Enforce => engine.process(handler, delivery, Token::random(), &stop, |_| ()).await,
+            mode => {
+                let look = Look { mode, token: Token::random(), counted: &mut false, later: None };
+                engine.observe(handler, delivery, look, &stop, |_| ()).await
+            }
+        }
     }
 }
 

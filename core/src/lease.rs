@@ -49,7 +49,7 @@ impl Held {
     fn lose(&self, why: &str) {
         let position = self.position.as_ref().map(tracing::field::display);
         let (key, attempt) = (&self.claim.key, self.claim.attempt());
-        tracing::warn!(%key, position, attempt, "the lease was lost, {why}; the handler is cancelled");
+        tracing::warn!(%key, position, attempt, "the lease was lost, {why}");
         let scope = key.scope().to_string();
         metrics::counter!(names::LEASE_LOST, "scope" => scope).increment(1);
         self.lost.cancel();

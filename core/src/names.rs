@@ -7,7 +7,7 @@
 pub const RECEIVED: &str = "einmal_received_total";
 /// Counter: deliveries that came to their final answer, by label `answer`: `ran_ok`, `ran_failed`,
 /// `ignored`, `duplicate`, `conflict`, `parked`, `dead_lettered_without_run`, `rejected_before_claim`,
-/// `unsettled`.
+/// `passed`, `unsettled`.
 pub const ANSWERED: &str = "einmal_answered_total";
 /// Gauge: deliveries taken in and not answered yet.
 pub const IN_FLIGHT: &str = "einmal_in_flight";
@@ -37,6 +37,12 @@ pub const STORE_ERRORS: &str = "einmal_store_errors_total";
 pub const REFUSED: &str = "einmal_settle_refused_total";
 /// Counter: transactions that were run again because something they read had changed.
 pub const TX_CONFLICTS: &str = "einmal_tx_conflicts_total";
+/// Counter: what the mode `Observe` saw, by label `would`, which says what `Enforce` would have done: `run`,
+/// `duplicate`, `conflict`, `in_progress`, `not_yet`, `dead_letter`, `reject`, and `unknown` where the store
+/// failed, each delivery once; `fail`, `give_up`, `not_stored` for what came after.
+pub const OBSERVED: &str = "einmal_observed_total";
+/// Gauge: the mode of a worker: 0 `Off`, 1 `Observe`, 2 `Enforce`.
+pub const MODE: &str = "einmal_mode";
 /// Gauge: records in the store.
 pub const LIVE_KEYS: &str = "einmal_live_keys";
 /// Gauge: bytes on disk.

@@ -13,6 +13,7 @@ use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
 use crate::id::DedupKey;
 use crate::idempotent::Idempotent;
+use crate::mode::Mode;
 use crate::outcome::{FailReason, StoredResult};
 use crate::settle::Unsettled;
 use crate::store::{DedupStore, DedupStoreExt};
@@ -68,6 +69,8 @@ impl<S: DedupStore, H> Idempotent<S, H> {
     /// An error of the work frees the key without charging an attempt: the caller decides about trying
     /// again. `work` is cancelled when its lease is lost; it may run for longer than the policy's `max_run`.
     ///
+    /// In the modes [`Observe` and `Off`](Mode) the work always runs, and its result is the answer.
+    ///
     /// # Errors
     /// See [`RunError`]. After a failing store the same call may be made again.
     ///
@@ -94,6 +97,10 @@ impl<S: DedupStore, H> Idempotent<S, H> {
             started: false,
             group: None,
         };
+        let mode = engine.mode.get();
+        if mode != Mode::Enforce {
+            return engine.observe_run(mode, request, work).await;
+        }
         let sent_at = engine.clock.monotonic();
         let claim = match engine.call(engine.store.claim(request)).await.map_err(RunError::Store)? {
             ClaimAnswer::Acquired(claim) => claim,

@@ -11,6 +11,8 @@ use crate::fingerprint::FingerprintPolicy;
 use crate::id::Scope;
 use crate::identify::Identify;
 use crate::lease::Leases;
+use crate::mode::{Mode, ModeSwitch};
+use crate::observe::Observer;
 use crate::policy::Policy;
 use crate::span::Spans;
 use crate::store::DedupStore;
@@ -26,11 +28,12 @@ pub struct Settings {
     clock: Arc<dyn Clock>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
     spans: Spans,
+    mode: ModeSwitch,
 }
 
 impl Settings {
     /// In `scope`, with ids from the places of [`Identify::default`], a fingerprint of the raw payload, the
-    /// default [`Policy`] and nowhere to put dead letters.
+    /// default [`Policy`], nowhere to put dead letters, in the mode [`Enforce`](crate::Mode::Enforce).
     pub fn new(scope: Scope) -> Self {
         Self {
             scope,
@@ -40,6 +43,7 @@ impl Settings {
             clock: Arc::new(SystemClock),
             dead_letters: None,
             spans: Spans::default(),
+            mode: ModeSwitch::default(),
         }
     }
 
@@ -87,6 +91,13 @@ impl Settings {
         self
     }
 
+    /// How far the answers of the store are obeyed: a [`Mode`](crate::Mode), or a [`ModeSwitch`] that can be
+    /// set while messages are processed.
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = mode.into();
+        self
+    }
+
     /// Where time comes from.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -98,6 +109,10 @@ impl Settings {
         if max > store_max {
             let problem = format!("is {max} bytes, but the store keeps at most {store_max}");
             return Err(InvalidSetting::new("max_result", problem));
+        }
+        let (scope, mode) = (&self.scope, self.mode.get());
+        if mode != Mode::Enforce {
+            tracing::warn!(%scope, %mode, "in this mode repeats are run");
         }
         let leases = Leases::new(Arc::clone(&store), Arc::clone(&self.clock), self.policy.rules().lease);
         Ok(Engine {
@@ -111,6 +126,8 @@ impl Settings {
             fingerprint: self.fingerprint,
             dead_letters: self.dead_letters,
             spans: self.spans,
+            observer: Observer::default(),
+            mode: self.mode,
         })
     }
 }

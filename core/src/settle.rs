@@ -15,7 +15,8 @@ use crate::outcome::{Failed, Outcome};
 #[derive(Debug)]
 #[must_use]
 pub enum Disposition {
-    /// Settle it: what is said here is durable.
+    /// Settle it: what is said here is durable. Not so in [`Observe` and `Off`](crate::Mode): there it is what
+    /// the handler said.
     Settle(Settled),
     /// Don't settle it; process it again.
     Later {
@@ -31,9 +32,16 @@ pub enum Disposition {
 /// The answers that settle a delivery.
 #[non_exhaustive]
 pub enum Settled {
-    /// The handler ran to its end, and its outcome is stored.
+    /// The handler ran to its end, and its outcome is stored; in [`Observe`](crate::Mode::Observe) only if its
+    /// message was the first of its key to come.
     Ran {
         /// What the handler returned, kept for the repeats or not.
+        result: Option<Bytes>,
+    },
+    /// The handler ran to its end, or did not want it, and the store had no part in it: in the mode
+    /// [`Off`](crate::Mode::Off), or in `Observe` without a message id.
+    Passed {
+        /// What the handler returned.
         result: Option<Bytes>,
     },
     /// The handler did not want it. The key is free.
@@ -56,6 +64,7 @@ impl fmt::Debug for Settled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ran { result } => write!(f, "Ran({} bytes)", result.as_ref().map_or(0, Bytes::len)),
+            Self::Passed { result } => write!(f, "Passed({} bytes)", result.as_ref().map_or(0, Bytes::len)),
             Self::Ignored => f.write_str("Ignored"),
             Self::Duplicate(outcome) => f.debug_tuple("Duplicate").field(outcome).finish(),
             Self::FailedBefore(failed) => f.debug_tuple("FailedBefore").field(failed).finish(),
@@ -75,6 +84,10 @@ pub enum Later {
     NotYet,
     /// It has just failed, and waits for its next attempt.
     Failed,
+    /// It has just failed in [`Observe` or `Off`](crate::Mode), where nothing is charged and no back-off kept:
+    /// `retry_after` is what the handler asked for, or zero. Do what your loop does with a failed message, and
+    /// don't spin.
+    FailedUncharged,
 }
 
 /// Why a delivery stays unsettled.

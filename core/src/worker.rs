@@ -10,6 +10,7 @@ mod item;
 mod lane;
 mod lanes;
 mod pipeline;
+mod recorder;
 mod single;
 mod source;
 mod tally;
@@ -200,7 +201,7 @@ impl Worker {
     /// What it has answered so far.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        self.shared.tally.summary()
+        self.shared.tally.summary(self.shared.engine.observed())
     }
 
     /// Processes what `source` delivers until it ends or `shutdown` is cancelled.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use einmal::worker::{HealthCell, Summary, Worker, WorkerConfig, WorkerError};
 use einmal::{
     Capabilities, DedupStore, Delivery, FingerprintPolicy, Handler, Idempotent, Identify, InvalidId,
-    InvalidSetting, Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
+    InvalidSetting, ModeSwitch, Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +64,7 @@ impl KafkaWorker {
             worker: WorkerConfig::default(),
             dead_letters: Some(DeadLetterTopic::default()),
             on_span: None,
+            mode: ModeSwitch::default(),
         }
     }
 
@@ -128,6 +129,7 @@ pub struct KafkaWorkerBuilder {
     policy: Policy,
     worker: WorkerConfig,
     dead_letters: Option<DeadLetterTopic>,
+    mode: ModeSwitch,
     on_span: Option<OnSpan>,
 }
 
@@ -188,6 +190,13 @@ impl KafkaWorkerBuilder {
         self
     }
 
+    /// How far the answers of the store are obeyed: a [`Mode`](einmal::Mode), or a [`ModeSwitch`] that can be
+    /// set while the worker runs. By default [`Enforce`](einmal::Mode::Enforce).
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = mode.into();
+        self
+    }
+
     /// A worker that runs `handler` and remembers in `store`.
     ///
     /// # Errors
@@ -222,7 +231,8 @@ impl KafkaWorkerBuilder {
             Some(scope) => scope.clone(),
             None => Scope::new(self.config.group())?,
         };
-        let mut settings = Settings::new(scope).fingerprint(self.fingerprint.clone()).policy(self.policy);
+        let mut settings = Settings::new(scope).fingerprint(self.fingerprint.clone());
+        settings = settings.policy(self.policy).mode(self.mode.clone());
         if let Some(identify) = &self.identify {
             settings = settings.identify(identify.clone());
         }

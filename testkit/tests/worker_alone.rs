@@ -15,7 +15,7 @@ mod common;
 use common::*;
 use einmal::claim::{ClaimAnswer, ClaimRequest, Counters, Token};
 use einmal::worker::{Lanes, Limits};
-use einmal::{Context, DedupStore, DedupStoreExt, Failure, Fingerprint};
+use einmal::{Context, DedupStore, DedupStoreExt, Failure, Fingerprint, Mode};
 use einmal_testkit::{Fate, ManualClock};
 use tokio::sync::Mutex;
 
@@ -196,4 +196,27 @@ async fn failures_of_one_that_runs_alone_let_the_others_in_between() {
     assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 3]);
     assert_eq!((journal.count("poison"), journal.count("a"), journal.count("b")), (5, 1, 1));
     assert_eq!(letters.arrived()[0].reason.code(), "attempts");
+}
+
+#[tokio::test]
+async fn what_is_observed_leaves_alone_who_runs_alone_under_enforce() {
+    let _one = ONE_BY_ONE.lock().await;
+    for lanes in [Lanes::Partition, Lanes::None] {
+        let (clock, journal, doors) = (ManualClock::new(), Journal::default(), Doors::default());
+        let store = store(&clock);
+        interrupt(&store, &clock, "poison", 2).await;
+        doors.close("poison");
+        let start_in = |mode| {
+            let settings = settings(&clock, &Letters::default()).mode(mode);
+            start(store.clone(), gated(&journal, &doors), settings, config(lanes))
+        };
+        let (mut enforced, mut observed) = (start_in(Mode::Enforce), start_in(Mode::Observe));
+        enforced.hand.push(delivery(0, "poison"));
+        drive(&clock, journal.wait_count("run poison", 1)).await;
+        observed.hand.push(delivery(0, "neighbour"));
+        pass(&clock, SECOND).await;
+        assert_eq!(journal.count("run neighbour"), 0, "{lanes:?}");
+        doors.open("poison");
+        drive(&clock, journal.wait_count("end neighbour", 1)).await;
+    }
 }

@@ -11,150 +11,14 @@
 
 mod common;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
+use common::inbox::{Commit, Inbox, Writes};
 use common::*;
-use einmal::claim::{
-    Claim, ClaimAnswer, ClaimRequest, ForceAnswer, ForgetAnswer, Record, Refusal, SettleAnswer, SettleRequest,
-};
+use einmal::claim::{Claim, ClaimAnswer, ClaimRequest, Record, Refusal, SettleAnswer};
 use einmal::worker::{Lanes, Worker};
-use einmal::{
-    Capabilities, Context, DedupKey, DedupStore, DedupStoreExt, Failure, Idempotent, Purged, Reply, Stats,
-    StoreError, StoreErrorKind, TransactionalStore, TxAnswer, TxHandler,
-};
+use einmal::{DedupStore, DedupStoreExt, Idempotent, Mode, StoreErrorKind, TransactionalStore, TxAnswer};
 use einmal_testkit::{Fate, Fault, ManualClock, Method};
-
-/// How a commit goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Commit {
-    Conflict,
-    ErrorBefore,
-    ErrorAfter,
-    HangBefore,
-    HangAfter,
-}
-
-/// A store with a table of the user's, in memory.
-#[derive(Clone, Debug)]
-struct Inbox {
-    dedup: TestStore,
-    table: Arc<Mutex<BTreeMap<String, u32>>>,
-    plan: Arc<Mutex<VecDeque<Commit>>>,
-    begins: Arc<Mutex<VecDeque<StoreErrorKind>>>,
-}
-
-impl Inbox {
-    fn new(clock: &ManualClock) -> Self {
-        Self { dedup: store(clock), table: Arc::default(), plan: Arc::default(), begins: Arc::default() }
-    }
-
-    fn plan(&self, commits: &[Commit]) {
-        self.plan.lock().unwrap().extend(commits);
-    }
-
-    fn rows(&self) -> BTreeMap<String, u32> {
-        self.table.lock().unwrap().clone()
-    }
-}
-
-fn down(kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, "injected")
-}
-
-#[async_trait]
-impl TransactionalStore for Inbox {
-    type Tx = Vec<String>;
-
-    async fn begin(&self, _: &Claim) -> Result<Self::Tx, StoreError> {
-        match self.begins.lock().unwrap().pop_front() {
-            Some(kind) => Err(down(kind)),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    async fn commit(
-        &self,
-        writes: Self::Tx,
-        claim: &Claim,
-        result: Option<Bytes>,
-    ) -> Result<TxAnswer, StoreError> {
-        let planned = self.plan.lock().unwrap().pop_front();
-        match planned {
-            Some(Commit::Conflict) => return Ok(TxAnswer::Conflict),
-            Some(Commit::ErrorBefore) => return Err(down(StoreErrorKind::Unavailable)),
-            Some(Commit::HangBefore) => std::future::pending().await,
-            _ => {}
-        }
-        let answer = self.dedup.inner().complete(claim, result).await?;
-        if matches!(answer, SettleAnswer::Applied(_)) {
-            let mut table = self.table.lock().unwrap();
-            writes.into_iter().for_each(|row| *table.entry(row).or_default() += 1);
-        }
-        match planned {
-            Some(Commit::ErrorAfter) => Err(down(StoreErrorKind::Unavailable)),
-            Some(Commit::HangAfter) => std::future::pending().await,
-            _ => Ok(TxAnswer::Settled(answer)),
-        }
-    }
-}
-
-#[async_trait]
-impl DedupStore for Inbox {
-    fn capabilities(&self) -> Capabilities {
-        self.dedup.capabilities().transactional(true)
-    }
-    async fn claim_many(&self, requests: Vec<ClaimRequest>) -> Vec<Result<ClaimAnswer, StoreError>> {
-        self.dedup.claim_many(requests).await
-    }
-    async fn settle_many(&self, requests: Vec<SettleRequest>) -> Vec<Result<SettleAnswer, StoreError>> {
-        self.dedup.settle_many(requests).await
-    }
-    async fn get(&self, key: &DedupKey) -> Result<Option<Record>, StoreError> {
-        self.dedup.get(key).await
-    }
-    async fn forget(&self, key: &DedupKey) -> Result<ForgetAnswer, StoreError> {
-        self.dedup.forget(key).await
-    }
-    async fn force(&self, key: &DedupKey, retention: Duration) -> Result<ForceAnswer, StoreError> {
-        self.dedup.force(key, retention).await
-    }
-    async fn expired_claims(&self, limit: usize) -> Result<Vec<(DedupKey, Record)>, StoreError> {
-        self.dedup.expired_claims(limit).await
-    }
-    async fn purge_expired(&self, limit: usize) -> Result<Purged, StoreError> {
-        self.dedup.purge_expired(limit).await
-    }
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        self.dedup.stats().await
-    }
-}
-
-/// Writes its id as a row, and then does what the id says.
-struct Writes {
-    journal: Journal,
-    doors: Doors,
-}
-
-#[async_trait]
-impl TxHandler<Inbox> for Writes {
-    async fn handle(&self, context: Context, tx: &mut Vec<String>) -> Result<Reply, Failure> {
-        let id = context.key().id().as_str().to_owned();
-        self.journal.note(format!("run {id}"));
-        tx.push(id.clone());
-        self.doors.pass(&id).await;
-        if id.starts_with("retry") && context.attempt() == 1 {
-            return Err(Failure::retry("first"));
-        }
-        if id.starts_with("panic") && context.attempt() == 1 {
-            panic!("the handler's fault");
-        }
-        Ok(Reply::bytes(id))
-    }
-}
 
 struct Bench {
     clock: ManualClock,
@@ -175,8 +39,12 @@ impl Bench {
     }
 
     fn start_with(&self, lanes: Lanes, clock: &ManualClock) -> Running {
+        self.start_in(Mode::Enforce, lanes, clock)
+    }
+
+    fn start_in(&self, mode: Mode, lanes: Lanes, clock: &ManualClock) -> Running {
         let handler = Writes { journal: self.journal.clone(), doors: self.doors.clone() };
-        let settings = settings(clock, &Letters::default());
+        let settings = settings(clock, &Letters::default()).mode(mode);
         let idempotent = Idempotent::in_tx(self.inbox.clone(), handler, settings).unwrap();
         run(Worker::new(&idempotent, config(lanes)).unwrap())
     }
@@ -349,4 +217,77 @@ async fn rule_9_in_an_inbox_the_next_handler_waits_for_the_commit() {
     assert_eq!(bench.journal.lines(), ["run a"], "no pipelining");
     assert_eq!(drive(&bench.clock, running.hand.wait_all()).await, [Fate::Settled; 2]);
     assert_eq!(bench.journal.lines(), ["run a", "run b"]);
+}
+
+#[tokio::test]
+async fn in_observe_every_copy_writes_and_only_the_first_with_an_outcome() {
+    for lanes in LANES {
+        let bench = Bench::new();
+        let mut running = bench.start_in(Mode::Observe, lanes, &bench.clock);
+        for offset in 0..3 {
+            if offset == 2 {
+                bench.inbox.plan(&[Commit::Conflict, Commit::Conflict]);
+            }
+            let handle = running.hand.push(delivery(offset, "a"));
+            assert_eq!(drive(&bench.clock, handle.wait()).await, Fate::Settled, "{lanes:?}");
+        }
+        assert_eq!((bench.inbox.rows()["a"], bench.journal.count("run a")), (3, 5), "{lanes:?}");
+        assert_eq!(bench.record("a").await.phase_name(), "completed");
+        let summary = running.worker.summary();
+        assert_adds_up(summary);
+        assert_eq!((summary.ran_ok, summary.observed.would_run, summary.observed.would_duplicate), (3, 1, 2));
+
+        // Whether the store remembers or not, the handler's own table is there.
+        bench.inbox.dedup.faults().down(true);
+        let handle = running.hand.push(delivery(3, "b"));
+        assert_eq!(drive(&bench.clock, handle.wait()).await, Fate::Settled, "{lanes:?}");
+        assert_eq!((bench.inbox.rows()["b"], bench.journal.count("run b")), (1, 1), "{lanes:?}");
+    }
+}
+
+#[tokio::test]
+async fn in_observe_a_claim_that_was_lost_costs_no_write() {
+    for lanes in LANES {
+        for blocked in [false, true] {
+            let bench = Bench::new();
+            // Blocked, no time passes for the worker: it does not know that its lease has ended.
+            let clock = if blocked { ManualClock::new() } else { bench.clock.clone() };
+            bench.doors.close("a");
+            let mut running = bench.start_in(Mode::Observe, lanes, &clock);
+            let handle = running.hand.push(delivery(0, "a"));
+            bench.journal.wait_len(1).await;
+            bench.inbox.dedup.faults().down(true);
+            pass(&bench.clock, LEASE).await;
+            bench.inbox.dedup.faults().down(false);
+            let other = bench.claim("a").await;
+            bench.doors.open("a");
+            assert_eq!(drive(&clock, handle.wait()).await, Fate::Settled, "{lanes:?} {blocked}");
+            let runs = if blocked { 2 } else { 1 };
+            assert_eq!((bench.inbox.rows()["a"], bench.journal.count("run a")), (1, runs), "{lanes:?}");
+            assert_eq!(bench.record("a").await.fence, other.fence, "the other's");
+        }
+    }
+}
+
+#[tokio::test]
+async fn in_observe_and_off_a_transaction_that_fails_is_made_again() {
+    for lanes in LANES {
+        for (mode, fault) in [
+            (Mode::Observe, Commit::ErrorBefore),
+            (Mode::Observe, Commit::HangBefore),
+            (Mode::Off, Commit::ErrorBefore),
+            (Mode::Off, Commit::HangBefore),
+        ] {
+            let bench = Bench::new();
+            bench.inbox.plan(&[fault]);
+            bench.inbox.begins.lock().unwrap().push_back(StoreErrorKind::Poisoned);
+            let mut running = bench.start_in(mode, lanes, &bench.clock);
+            let handle = running.hand.push(delivery(0, "a"));
+            assert_eq!(drive(&bench.clock, handle.wait()).await, Fate::Settled, "{lanes:?} {mode} {fault:?}");
+            assert_eq!((bench.inbox.rows()["a"], bench.journal.count("run a")), (1, 2), "{lanes:?} {mode}");
+            let passed = u64::from(mode == Mode::Off);
+            assert_eq!(running.worker.summary().passed, passed);
+            assert_eq!(bench.inbox.dedup.faults().calls(Method::ClaimMany) == 0, mode == Mode::Off);
+        }
+    }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use einmal::Policy;
 use einmal_kafka::{KafkaConfig, KafkaWorker};
 use einmal_tests::kafka::{Topic, until};
-use einmal_tests::logs::Logs;
 use einmal_tests::kafka_worker::Running;
+use einmal_tests::logs::Logs;
 use rdkafka::ClientConfig;
 use rdkafka::mocking::MockCluster;
 

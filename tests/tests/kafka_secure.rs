@@ -10,8 +10,8 @@ use einmal_services::{Service, address_or_skip, skip};
 use einmal_tests::kafka::{Topic, until};
 use einmal_tests::kafka_broker::OwnBroker;
 use einmal_tests::kafka_secure::Secure;
-use einmal_tests::logs::Logs;
 use einmal_tests::kafka_worker::{Running, Runs, ids_of};
+use einmal_tests::logs::Logs;
 use rdkafka::ClientConfig;
 use tokio_util::sync::CancellationToken;
 

@@ -62,7 +62,9 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 
     let tests = run_command(&mut cargo_test(root, args, session.report(), ALL));
     let secure = match interrupt::check() {
-        Ok(()) if args.services || required() => run_command(&mut cargo_test(root, args, session.report(), SECURE)),
+        Ok(()) if args.services || required() => {
+            run_command(&mut cargo_test(root, args, session.report(), SECURE))
+        }
         other => other,
     };
     // Before the doc tests: the last lines of a good run are cargo's own summary.

@@ -44,4 +44,16 @@ pub trait TransactionalStore: DedupStore {
         claim: &Claim,
         result: Option<Bytes>,
     ) -> Result<TxAnswer, StoreError>;
+
+    /// Makes the handler's writes durable without an outcome, whatever its claim has become. Only for modes
+    /// that obey no answer of the store: see [`Mode`](crate::Mode).
+    ///
+    /// `false` when something that the handler read has changed meanwhile: nothing was written; run it again.
+    ///
+    /// # Errors
+    /// When the store failed; the writes may have been committed.
+    ///
+    /// # Cancel safety
+    /// As after an error.
+    async fn commit_alone(&self, tx: Self::Tx) -> Result<bool, StoreError>;
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Shared;
+use crate::mode::Mode;
 use crate::names;
 use crate::settle::Unsettled;
 use crate::store::DedupStore;
@@ -17,14 +18,19 @@ const BATCHES: usize = 50;
 pub(crate) async fn keep_house(shared: &Shared) {
     loop {
         shared.engine.clock.sleep(EVERY).await;
-        purge(shared).await;
-        gauges(shared).await;
+        let mode = shared.engine.mode.get();
+        metrics::gauge!(names::MODE, "scope" => shared.engine.scope_label.clone()).set(f64::from(mode as u8));
+        in_flight(shared);
+        if mode != Mode::Off {
+            purge(shared, mode).await;
+            stored(shared).await;
+        }
         look_for_stalls(shared);
         shared.look_for_recovery();
     }
 }
 
-async fn purge(shared: &Shared) {
+async fn purge(shared: &Shared, mode: Mode) {
     for _ in 0..BATCHES {
         match shared.engine.store.purge_expired(PURGE_BATCH).await {
             Ok(purged) => {
@@ -35,7 +41,7 @@ async fn purge(shared: &Shared) {
             }
             Err(error) => {
                 tracing::warn!(%error, "expired records could not be purged");
-                if error.is_fatal() {
+                if error.is_fatal() && mode == Mode::Enforce {
                     shared.fail(Unsettled::Store(error));
                 }
                 return;
@@ -46,12 +52,16 @@ async fn purge(shared: &Shared) {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "gauges are floating point")]
-async fn gauges(shared: &Shared) {
+fn in_flight(shared: &Shared) {
     let (deliveries, bytes, waiting) = shared.budget.gauges();
     let scope = || shared.engine.scope_label.clone();
     metrics::gauge!(names::IN_FLIGHT, "scope" => scope()).set(deliveries as f64);
     metrics::gauge!(names::IN_FLIGHT_BYTES, "scope" => scope()).set(bytes as f64);
     metrics::gauge!(names::WAITING, "scope" => scope()).set(waiting as f64);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "gauges are floating point")]
+async fn stored(shared: &Shared) {
     if let Ok(stats) = shared.engine.store.stats().await {
         metrics::gauge!(names::LIVE_KEYS).set(stats.keys as f64);
         if let Some(bytes) = stats.bytes_on_disk {

@@ -21,6 +21,8 @@ pub(crate) struct Item<A: Ack> {
     /// Names its next claim. Kept as long as the store answers claims with errors, so that a claim whose
     /// answer was lost is found again; a new one as soon as there was an answer.
     pub(crate) token: Token,
+    /// Whether the mode `Observe` has counted it.
+    pub(crate) counted: bool,
     assignment: Assignment,
     ack: Option<A>,
     shared: Arc<Shared>,
@@ -35,7 +37,16 @@ impl<A: Ack> Item<A> {
         let place = shared.budget.take(received_at, delivery.position().clone(), delivery.size());
         shared.tally.received();
         let (token, shared) = (Token::random(), Arc::clone(shared));
-        Self { delivery, token, assignment, ack: Some(ack), shared, received_at, _place: place }
+        Self {
+            delivery,
+            token,
+            counted: false,
+            assignment,
+            ack: Some(ack),
+            shared,
+            received_at,
+            _place: place,
+        }
     }
 
     /// Its key as logs show it; `None` when it has none.

@@ -12,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::Shared;
 use super::item::Item;
 use super::pipeline::{Broken, Done, Pipeline};
+use super::recorder::Recorder;
 use super::source::Ack;
 use super::wait::{Again, Patience};
 use crate::attempt::{Company, Effect, Ended, Start};
@@ -20,6 +21,8 @@ use crate::delivery::Delivery;
 use crate::engine::Stored;
 use crate::error::StoreError;
 use crate::lease::Lease;
+use crate::mode::Mode;
+use crate::observe::Look;
 use crate::settle::{Disposition, Later, Unsettled};
 
 pub(crate) struct Lane<A: Ack> {
@@ -27,6 +30,7 @@ pub(crate) struct Lane<A: Ack> {
     /// Taken from the lane's queue and not answered, in order.
     window: VecDeque<Item<A>>,
     pipeline: Pipeline<A>,
+    recorder: Recorder,
     patience: Patience,
 }
 
@@ -53,7 +57,8 @@ enum Next {
 impl<A: Ack> Lane<A> {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let pipeline = Pipeline::new(Arc::clone(&shared));
-        Self { shared, window: VecDeque::new(), pipeline, patience: Patience::default() }
+        let recorder = Recorder::new(Arc::clone(&shared.engine));
+        Self { shared, window: VecDeque::new(), pipeline, recorder, patience: Patience::default() }
     }
 
     /// How many more items the lane can look at.
@@ -66,7 +71,7 @@ impl<A: Ack> Lane<A> {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.window.is_empty() && self.pipeline.is_empty()
+        self.window.is_empty() && self.pipeline.is_empty() && self.recorder.is_empty()
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -78,6 +83,7 @@ impl<A: Ack> Lane<A> {
     /// # Cancel safety
     /// Dropped, it goes on where it was with the next call.
     pub(crate) async fn store_done(&mut self) -> Result<(), Broken> {
+        self.recorder.drain().await;
         self.pipeline.drain().await
     }
 
@@ -113,10 +119,18 @@ impl<A: Ack> Lane<A> {
             () = no_start.asked() => Ok(None),
             slot = slot => Ok(slot),
             broken = self.pipeline.broken() => Err(broken),
+            never = self.recorder.go_on() => never,
         }
     }
 
     async fn run(&mut self, company: Company) -> Result<(), Stopped> {
+        match self.shared.engine.mode.get() {
+            Mode::Enforce => self.recorder.drain().await,
+            mode => {
+                drop(company);
+                return self.observe_head(mode).await;
+            }
+        }
         let mut nexts = self.claim_run(company).await;
         if nexts.is_empty() {
             return self.without_id().await;
@@ -284,6 +298,35 @@ impl<A: Ack> Lane<A> {
         Err(Stopped::Broken(broken))
     }
 
+    /// The window's head, in a mode that obeys no answer of the store.
+    async fn observe_head(&mut self, mode: Mode) -> Result<(), Stopped> {
+        // What was claimed under `Enforce` ends under it, and first.
+        self.pipeline.drain().await?;
+        self.patience.answered(&self.shared);
+        let shared = Arc::clone(&self.shared);
+        let engine = &shared.engine;
+        self.recorder.make_room(engine.policy.pipeline()).await;
+        let Some(item) = self.window.front_mut() else { return Ok(()) };
+        if let Ok(key) = engine.identify(&item.delivery)
+            && self.recorder.holds(&key)
+        {
+            self.recorder.drain().await;
+        }
+        if item.no_start().is_asked() {
+            return Ok(());
+        }
+        let (mut done, no_more) = (Vec::new(), item.no_more());
+        let token = std::mem::replace(&mut item.token, Token::random());
+        let look = Look { mode, token, counted: &mut item.counted, later: Some(&mut done) };
+        let disposition = tokio::select! {
+            biased;
+            disposition = engine.observe(&*shared.handler, &item.delivery, look, &no_more, |_| ()) => disposition,
+            never = self.recorder.go_on() => never,
+        };
+        self.recorder.extend(done);
+        self.answer_head(disposition)
+    }
+
     fn answer_head(&mut self, disposition: Disposition) -> Result<(), Stopped> {
         match disposition {
             Disposition::Settle(settled) => {
@@ -312,6 +355,7 @@ impl<A: Ack> Lane<A> {
 
     /// Waits for the head, which holds its lane.
     async fn wait(&mut self, disposition: Disposition) {
+        self.recorder.drain().await;
         if let Err(broken) = self.pipeline.drain().await {
             return Box::pin(self.restart(broken)).await;
         }

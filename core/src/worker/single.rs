@@ -8,6 +8,8 @@ use super::source::Ack;
 use super::wait::{Again, Patience};
 use crate::claim::Token;
 use crate::idempotent::Reached;
+use crate::mode::Mode;
+use crate::observe::Look;
 use crate::settle::Disposition;
 
 /// Processes `item` until it is settled, or must be left to another delivery.
@@ -30,8 +32,14 @@ pub(crate) async fn process<A: Ack>(shared: Arc<Shared>, mut item: Item<A>) {
             // The slot is for running: it is free again while the outcome is on its way to the disk.
             Reached::Ran => drop(slot.take()),
         };
-        let disposition =
-            engine.process(&*shared.handler, &item.delivery, item.token, &no_more, reached).await;
+        let handler = &*shared.handler;
+        let disposition = match engine.mode.get() {
+            Mode::Enforce => engine.process(handler, &item.delivery, item.token, &no_more, reached).await,
+            mode => {
+                let look = Look { mode, token: item.token, counted: &mut item.counted, later: None };
+                engine.observe(handler, &item.delivery, look, &no_more, reached).await
+            }
+        };
         // Who waits needs none.
         drop(slot);
         if claimed {

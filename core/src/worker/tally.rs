@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::dead_letter::DeadLetterReason;
 use crate::names;
+use crate::observe::Observed;
 use crate::outcome::FailReason;
 use crate::settle::Settled;
 
@@ -19,11 +20,12 @@ pub(crate) enum Final {
     Parked,
     DeadLetteredWithoutRun,
     RejectedBeforeClaim,
+    Passed,
     Unsettled,
 }
 
 impl Final {
-    const ALL: [(Self, &'static str); 9] = [
+    const ALL: [(Self, &'static str); 10] = [
         (Self::RanOk, "ran_ok"),
         (Self::RanFailed, "ran_failed"),
         (Self::Ignored, "ignored"),
@@ -32,12 +34,14 @@ impl Final {
         (Self::Parked, "parked"),
         (Self::DeadLetteredWithoutRun, "dead_lettered_without_run"),
         (Self::RejectedBeforeClaim, "rejected_before_claim"),
+        (Self::Passed, "passed"),
         (Self::Unsettled, "unsettled"),
     ];
 
     pub(crate) const fn of(settled: &Settled) -> Self {
         match settled {
             Settled::Ran { .. } => Self::RanOk,
+            Settled::Passed { .. } => Self::Passed,
             Settled::Ignored => Self::Ignored,
             Settled::Duplicate(_) | Settled::FailedBefore(_) => Self::Duplicate,
             Settled::DeadLettered { reason: DeadLetterReason::Conflict, .. } => Self::Conflict,
@@ -53,7 +57,8 @@ impl Final {
     }
 }
 
-/// What a worker has answered since it was made. `received` is the sum of all the others.
+/// What a worker has answered since it was made. `received` is the sum of all the other numbers, without
+/// those of `observed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -61,7 +66,7 @@ pub struct Summary {
     pub received: u64,
     /// Taken in and not answered yet.
     pub in_flight: u64,
-    /// The handler ran to its end and the outcome is stored.
+    /// The handler ran to its end and the outcome is stored; in the mode `Observe`, the handler of any copy.
     pub ran_ok: u64,
     /// The handler ran, and the operation was given up after it.
     pub ran_failed: u64,
@@ -77,8 +82,13 @@ pub struct Summary {
     pub dead_lettered_without_run: u64,
     /// No usable id: dead-lettered.
     pub rejected_before_claim: u64,
+    /// Handled and settled without the store: in the mode `Off`, or in `Observe` without a usable id.
+    pub passed: u64,
     /// Left to be delivered again: store error, lost lease, shutdown, revoked.
     pub unsettled: u64,
+    /// What the mode `Observe` saw, here and wherever else the same [`Idempotent`](crate::Idempotent) works.
+    /// No part of the sum.
+    pub observed: Observed,
 }
 
 #[derive(Debug)]
@@ -108,13 +118,23 @@ impl Tally {
         }
     }
 
-    pub(crate) fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self, observed: Observed) -> Summary {
         // The answers first: a delivery that is received meanwhile is then in flight, never missing.
-        let [ran_ok, ran_failed, ignored, duplicate, conflict, parked, without_run, rejected, unsettled] =
-            std::array::from_fn(|at| self.answers.get(at).map_or(0, |count| count.load(Ordering::Relaxed)));
+        let [
+            ran_ok,
+            ran_failed,
+            ignored,
+            duplicate,
+            conflict,
+            parked,
+            without_run,
+            rejected,
+            passed,
+            unsettled,
+        ] = std::array::from_fn(|at| self.answers.get(at).map_or(0, |count| count.load(Ordering::Relaxed)));
         let received = self.received.load(Ordering::Relaxed);
         let answered = ran_ok + ran_failed + ignored + duplicate + conflict + parked;
-        let answered = answered + without_run + rejected + unsettled;
+        let answered = answered + without_run + rejected + passed + unsettled;
         Summary {
             received,
             in_flight: received.saturating_sub(answered),
@@ -126,7 +146,9 @@ impl Tally {
             parked,
             dead_lettered_without_run: without_run,
             rejected_before_claim: rejected,
+            passed,
             unsettled,
+            observed,
         }
     }
 }

@@ -64,6 +64,11 @@ impl Patience {
         shared.look_for_recovery();
         item.token = Token::random();
         self.waiting.get_or_insert_with(|| shared.budget.waiting());
+        if why == Later::FailedUncharged {
+            // No back-off, and yet no spinning.
+            let pause = self.pause(MOST).max(retry_after);
+            return sleep(shared, pause, &item.no_start()).await;
+        }
         if why != Later::InProgress {
             self.rounds = 0;
             return sleep(shared, retry_after, &item.no_start()).await;

@@ -14,6 +14,7 @@
     reason = "each test uses a part, and a test may panic"
 )]
 
+pub mod inbox;
 pub mod seen;
 pub mod watching;
 
@@ -314,8 +315,8 @@ impl DeadLetters for Letters {
 /// The counters add up (rule 12).
 pub fn assert_adds_up(summary: Summary) {
     let Summary { received, in_flight, ran_ok, ran_failed, ignored, duplicate, conflict, .. } = summary;
-    let Summary { parked, dead_lettered_without_run, rejected_before_claim, unsettled, .. } = summary;
+    let Summary { parked, dead_lettered_without_run, rejected_before_claim, passed, unsettled, .. } = summary;
     let answered = ran_ok + ran_failed + ignored + duplicate + conflict + parked;
-    let answered = answered + dead_lettered_without_run + rejected_before_claim + unsettled;
+    let answered = answered + dead_lettered_without_run + rejected_before_claim + passed + unsettled;
     assert_eq!(received, in_flight + answered, "{summary:?}");
 }

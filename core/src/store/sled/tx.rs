@@ -263,11 +263,23 @@ impl TransactionalStore for SledStore {
                 Step::Write(answer, write) => (answer, write),
             };
             let (done, verdict) = oneshot::channel();
-            permit.send(Job::Commit { write, effects: tx.effects, done });
+            permit.send(Job::Commit { write: Some(write), effects: tx.effects, done });
             return Ok(match self.handle.verdict(verdict).await? {
                 Verdict::Written => TxAnswer::Settled(answer),
                 Verdict::Conflict => TxAnswer::Conflict,
             });
         }
+    }
+
+    async fn commit_alone(&self, tx: SledTx) -> Result<bool, StoreError> {
+        let shared = &self.handle.shared;
+        if !Arc::ptr_eq(&tx.shared, shared) {
+            return misuse("the transaction was begun in another store".to_owned());
+        }
+        let permit = self.handle.permit().await?;
+        shared.check()?;
+        let (done, verdict) = oneshot::channel();
+        permit.send(Job::Commit { write: None, effects: tx.effects, done });
+        Ok(self.handle.verdict(verdict).await? == Verdict::Written)
     }
 }

@@ -36,8 +36,8 @@ pub(super) enum Job {
     Write { writes: Vec<Write>, done: oneshot::Sender<Result<Verdict, StoreError>> },
     /// What a purge found.
     Purge { plan: Plan, done: oneshot::Sender<Result<Verdict, StoreError>> },
-    /// An outcome and its handler's writes.
-    Commit { write: Write, effects: Effects, done: oneshot::Sender<Result<Verdict, StoreError>> },
+    /// A handler's writes, with their outcome or alone.
+    Commit { write: Option<Write>, effects: Effects, done: oneshot::Sender<Result<Verdict, StoreError>> },
     /// Nothing any more.
     Close { done: oneshot::Sender<()> },
 }
@@ -157,13 +157,15 @@ impl Writer {
                     draft.due.extend(plan.again);
                     waiting.push((done, Ok(Verdict::Written)));
                 }
-                Job::Commit { mut write, effects, done } => {
+                Job::Commit { write, effects, done } => {
                     let verdict = effects.stage(self, &mut draft);
-                    if let Ok(Verdict::Written) = verdict {
-                        self.stage(&mut draft, &mut write);
-                        written.push(write);
-                    } else {
-                        self.shared.not_written(&write.key);
+                    if let Some(mut write) = write {
+                        if let Ok(Verdict::Written) = verdict {
+                            self.stage(&mut draft, &mut write);
+                            written.push(write);
+                        } else {
+                            self.shared.not_written(&write.key);
+                        }
                     }
                     waiting.push((done, verdict));
                 }
@@ -270,7 +272,7 @@ impl Job {
         match self {
             Self::Write { writes, .. } => writes,
             Self::Purge { plan, .. } => &plan.writes,
-            Self::Commit { write, .. } => std::slice::from_ref(write),
+            Self::Commit { write, .. } => write.as_slice(),
             Self::Close { .. } => &[],
         }
     }

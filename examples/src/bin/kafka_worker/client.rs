@@ -14,7 +14,7 @@ pub(crate) struct ClientArgs {
     #[arg(long, env = "EINMAL_KAFKA_BROKERS", value_name = "HOST:PORT", default_value = "localhost:9092")]
     brokers: String,
     /// A further setting of librdkafka, as often as needed. Other users of the machine can see it: put passwords
-    /// into a file, see --properties. TLS needs a build with `--features ssl`.
+    /// into a file, see --properties. TLS needs a build with `--features tls`.
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<Property>,
     /// A file of such settings, one a line; `#` begins a comment. --set goes before it.

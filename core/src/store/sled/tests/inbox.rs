@@ -141,3 +141,29 @@ async fn a_transaction_has_bounds() {
     drop(tx);
     assert!(applied(&store.renew(&claim).await.unwrap()), "dropped, it leaves no trace");
 }
+
+#[tokio::test]
+async fn a_transaction_alone_is_durable_writes_no_outcome_and_can_conflict() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let claim = acquire(&store, &key("1")).await;
+    let (mut first, mut second) = (store.begin(&claim).await.unwrap(), store.begin(&claim).await.unwrap());
+    for tx in [&mut first, &mut second] {
+        assert_eq!(tx.get("stock", b"n").unwrap(), None);
+        tx.put("stock", b"n", "1").unwrap();
+        tx.append("log", "x").unwrap();
+    }
+    assert!(store.commit_alone(first).await.unwrap());
+    assert!(!store.commit_alone(second).await.unwrap(), "what it read has changed");
+    assert!(!is_completed(&store, &key("1")).await);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = open(elsewhere.path()).await;
+    let tx = store.begin(&claim).await.unwrap();
+    assert_eq!(other.commit_alone(tx).await.unwrap_err().kind(), StoreErrorKind::Misuse);
+    store.close().await.unwrap();
+
+    let store = open(dir.path()).await;
+    assert_eq!(store.view("stock").unwrap().get(b"n").unwrap().unwrap(), "1");
+    assert_eq!(store.view("log").unwrap().len().unwrap(), 1);
+    assert!(!is_completed(&store, &key("1")).await);
+}
