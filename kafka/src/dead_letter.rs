@@ -189,7 +189,7 @@ fn producer_settings(client: &ClientConfig) -> Result<(ClientConfig, Duration), 
 }
 
 /// Settings that mean nothing to a producer, which would warn of each.
-const CONSUMERS: [&str; 24] = [
+const CONSUMERS: [&str; 25] = [
     "allow.auto.create.topics",
     "auto.commit.interval.ms",
     "auto.offset.reset",
@@ -201,6 +201,7 @@ const CONSUMERS: [&str; 24] = [
     "fetch.max.bytes",
     "fetch.message.max.bytes",
     "fetch.min.bytes",
+    "fetch.queue.backoff.ms",
     "fetch.wait.max.ms",
     "group.id",
     "group.instance.id",

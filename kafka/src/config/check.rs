@@ -86,6 +86,9 @@ pub(super) fn defaults(client: &mut ClientConfig) {
         ("max.poll.interval.ms", "600000"),
         ("queued.max.messages.kbytes", "16384"),
         ("queued.min.messages", "1000"),
+        // At librdkafka's second, a partition that is ahead of its reader is fetched from once a second, however
+        // soon that is read: so little fetched ahead is then all that a second brings.
+        ("fetch.queue.backoff.ms", "10"),
         ("allow.auto.create.topics", "false"),
         ("enable.partition.eof", "false"),
     ] {
@@ -196,6 +199,7 @@ mod tests {
         assert_eq!(config.client.get("auto.offset.reset"), Some("earliest"));
         assert_eq!(config.client.get("isolation.level"), Some("read_committed"));
         assert_eq!(config.client.get("queued.max.messages.kbytes"), Some("16384"));
+        assert_eq!(config.client.get("fetch.queue.backoff.ms"), Some("10"));
         assert_eq!(config.client.get("allow.auto.create.topics"), Some("false"));
         assert!(config.client.create_native_config().is_ok(), "the client takes them");
     }
