@@ -1,11 +1,14 @@
 //! Joins a member of a consumer group to Einmal's worker.
 
+use std::sync::Arc;
+
 use einmal::worker::{HealthCell, Summary, Worker, WorkerConfig, WorkerError};
 use einmal::{
     Capabilities, DedupStore, FingerprintPolicy, Handler, Idempotent, Identify, InvalidId, InvalidSetting,
     Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
 };
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::KafkaConfig;
 use crate::consumer::KafkaConsumer;
@@ -43,7 +46,7 @@ pub enum KafkaWorkerError {
 #[derive(Debug)]
 pub struct KafkaWorker {
     config: KafkaConfig,
-    worker: Worker,
+    worker: Arc<Worker>,
 }
 
 impl KafkaWorker {
@@ -72,8 +75,10 @@ impl KafkaWorker {
     /// not given back. Cancel `shutdown` instead.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<Summary, KafkaWorkerError> {
         let (source, consumer) = KafkaConsumer::start(&self.config, self.worker.health().clone())?;
-        let work = self.worker.run(source, shutdown.clone());
-        tokio::pin!(work);
+        let (worker, stop) = (Arc::clone(&self.worker), shutdown.clone());
+        // A task of its own: in place it would be the caller's thread, often one that runs nothing else, that is
+        // woken for every message.
+        let mut work = AbortOnDropHandle::new(tokio::spawn(async move { worker.run(source, stop).await }));
         let worked = tokio::select! {
             worked = &mut work => worked,
             () = shutdown.cancelled() => {
@@ -81,6 +86,7 @@ impl KafkaWorker {
                 work.await
             }
         };
+        let worked = worked.unwrap_or_else(|error| Err(WorkerError::Panicked(error)));
         match (worked, consumer.close().await) {
             (Ok(summary), Ok(())) => Ok(summary),
             (Ok(_), Err(kafka)) => Err(kafka.into()),
@@ -205,7 +211,7 @@ impl KafkaWorkerBuilder {
         idempotent: &Idempotent<S, H>,
     ) -> Result<KafkaWorker, KafkaBuildError> {
         let worker = Worker::new(idempotent, self.worker)?;
-        Ok(KafkaWorker { config: self.config, worker })
+        Ok(KafkaWorker { config: self.config, worker: Arc::new(worker) })
     }
 }
 
