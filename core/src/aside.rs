@@ -1,8 +1,12 @@
 //! Puts messages aside: dead letters, published first and recorded then.
+//!
+//! This is rare, and its futures are large. They are in boxes, or the future of every message would have room
+//! for one, and be moved about with it.
 
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use crate::claim::Verb;
 use crate::dead_letter::{DeadLetter, DeadLetterError, DeadLetterReason};
@@ -17,7 +21,17 @@ use crate::settle::{Disposition, Settled, Unsettled};
 impl Engine {
     /// Publishes the dead letter that the store says is owed, and records it. Whatever goes wrong, it stays
     /// owed.
-    pub(crate) async fn publish(
+    pub(crate) fn publish<'a>(
+        &'a self,
+        lease: Lease,
+        delivery: &'a Delivery,
+        reason: FailReason,
+        ran: bool,
+    ) -> BoxFuture<'a, Disposition> {
+        Box::pin(self.publish_in_place(lease, delivery, reason, ran))
+    }
+
+    async fn publish_in_place(
         &self,
         lease: Lease,
         delivery: &Delivery,
@@ -54,7 +68,15 @@ impl Engine {
     }
 
     /// Publishes the dead letter of a message that has no operation of its own.
-    pub(crate) async fn put_aside(&self, delivery: &Delivery, reason: DeadLetterReason) -> Disposition {
+    pub(crate) fn put_aside<'a>(
+        &'a self,
+        delivery: &'a Delivery,
+        reason: DeadLetterReason,
+    ) -> BoxFuture<'a, Disposition> {
+        Box::pin(self.put_aside_in_place(delivery, reason))
+    }
+
+    async fn put_aside_in_place(&self, delivery: &Delivery, reason: DeadLetterReason) -> Disposition {
         let letter = DeadLetter::of_message(delivery.clone(), reason.clone(), self.clock.wall());
         match self.send(letter).await {
             Ok(()) => Disposition::Settle(Settled::DeadLettered { reason, ran: false }),
