@@ -1,8 +1,12 @@
 //! Puts messages aside: dead letters, published first and recorded then.
+//!
+//! This is rare, and its futures are large. They are in boxes, or the future of every message would have room
+//! for one, and be moved about with it.
 
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
 use crate::claim::Verb;
@@ -19,7 +23,17 @@ use crate::settle::{Disposition, Settled, Unsettled};
 impl Engine {
     /// Publishes the dead letter that the store says is owed, and records it. Whatever goes wrong, it stays
     /// owed.
-    pub(crate) async fn publish(
+    pub(crate) fn publish<'a>(
+        &'a self,
+        lease: Lease,
+        delivery: &'a Delivery,
+        reason: FailReason,
+        ran: bool,
+    ) -> BoxFuture<'a, Disposition> {
+        Box::pin(self.publish_in_place(lease, delivery, reason, ran))
+    }
+
+    async fn publish_in_place(
         &self,
         lease: Lease,
         delivery: &Delivery,
@@ -57,7 +71,16 @@ impl Engine {
 
     /// Publishes the dead letter of a message that has no operation of its own. Its `key`, if it has one, is
     /// another message's, or can't be read: it is for the log.
-    pub(crate) async fn put_aside(
+    pub(crate) fn put_aside<'a>(
+        &'a self,
+        delivery: &'a Delivery,
+        reason: DeadLetterReason,
+        key: Option<&'a DedupKey>,
+    ) -> BoxFuture<'a, Disposition> {
+        Box::pin(self.put_aside_in_place(delivery, reason, key))
+    }
+
+    async fn put_aside_in_place(
         &self,
         delivery: &Delivery,
         reason: DeadLetterReason,

@@ -71,6 +71,7 @@ pub type Header = (Arc<str>, Option<Bytes>);
 #[derive(Clone)]
 pub struct Delivery(Arc<Parts>);
 
+#[derive(Clone)]
 struct Parts {
     payload: Option<Bytes>,
     key: Option<Bytes>,
@@ -114,17 +115,9 @@ impl Delivery {
         self.change(|parts| parts.sent_at = at)
     }
 
-    fn change(self, change: impl FnOnce(&mut Parts)) -> Self {
-        let mut parts = Arc::try_unwrap(self.0).unwrap_or_else(|shared| Parts {
-            payload: shared.payload.clone(),
-            key: shared.key.clone(),
-            headers: shared.headers.clone(),
-            position: shared.position.clone(),
-            attempt_hint: shared.attempt_hint,
-            sent_at: shared.sent_at,
-        });
-        change(&mut parts);
-        Self(Arc::new(parts))
+    fn change(mut self, change: impl FnOnce(&mut Parts)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
     }
 
     /// The message's bytes; `None` when it has none.

@@ -268,7 +268,8 @@ impl Worker {
         let item = Item::new(incoming, &self.shared);
         let shared = Arc::clone(&self.shared);
         match self.config.lanes.of(&item.delivery) {
-            None => drop(tasks.spawn(single::process(shared, item))),
+            // In a box: the runtime moves a new task's future about a dozen times, and this one is large.
+            None => drop(tasks.spawn(Box::pin(single::process(shared, item)))),
             Some(lane) => {
                 if queues.push(&lane, item) {
                     tasks.spawn(lanes::process(shared, Arc::clone(queues), lane));

@@ -57,8 +57,8 @@ impl KafkaConfig {
     /// Forced, because they would commit offsets of messages that nobody has handled: `enable.auto.commit`
     /// and `enable.auto.offset.store` are false. Where nothing is set: `auto.offset.reset` is `earliest`,
     /// `isolation.level` is `read_committed`, `max.poll.interval.ms` is 600000, `queued.max.messages.kbytes`
-    /// is 16384, `queued.min.messages` is 1000, `allow.auto.create.topics` and `enable.partition.eof` are
-    /// false.
+    /// is 16384, `queued.min.messages` is 1000, `fetch.queue.backoff.ms` is 10, `allow.auto.create.topics` and
+    /// `enable.partition.eof` are false.
     ///
     /// `group.instance.id` is allowed. A second member under the same one fences the first, which then ends
     /// with a fatal error: give one to each replica, never one to all.

@@ -19,7 +19,7 @@ use crate::error::{KafkaError, KafkaErrorKind};
 use crate::ledger::Ledger;
 use crate::poll::Poller;
 use crate::retention;
-use crate::source::{Command, KafkaSource, Queue};
+use crate::source::{Command, KafkaSource, Queue, WayBack};
 
 /// What closing may take beyond its budget, until the thread is left behind.
 const GRACE: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ impl KafkaConsumer {
             |doing: &'static str| move |error| KafkaError::of_client(KafkaErrorKind::Setup, doing, error);
         let (commands, received) = channel();
         let queue = Arc::new(Queue::new(config.limits.queue_len, config.limits.queue_bytes));
-        let ledger = Ledger::new(commands.clone());
+        let ledger = Ledger::new(WayBack::new(commands.clone()));
         let (committer, jobs) = channel();
         let mut engine =
             Engine::new(ledger, queue.clone(), config.limits, received, committer, health.clone());

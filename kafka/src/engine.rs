@@ -23,6 +23,9 @@ const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// And so long when the broker says that the partition is not ours: either that is so, and a revocation is on
 /// its way, or the client has just joined again, and the next commit carries its new generation.
 const COMMIT_AGAIN_IF_LOST: Duration = Duration::from_secs(1);
+/// Nothing says that a delivery is settled. As long as any is out, it is looked for this often.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// How long a partition that is taken away waits for its last commit.
 const LAST_COMMIT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -85,13 +88,12 @@ impl Engine {
         }
     }
 
-    /// Follows all commands there are, waiting at most `wait` for the first.
+    /// Follows all commands there are, waiting at most `wait` for the first, and notes what is settled.
     pub(crate) fn follow(&mut self, wait: Duration) {
         // It can't be disconnected: the ledger holds a sender, for what it hands out.
         let mut next = self.commands.recv_timeout(wait).ok();
         while let Some(command) = next {
             match command {
-                Command::Settled(ticket) => self.ledger.settled(&ticket),
                 Command::Dropped(ticket) => self.ledger.dropped(&ticket, now(), self.limits.drain),
                 Command::Committed { at, epoch, next, error } => self.committed(&at, epoch, next, error),
                 Command::Room | Command::Poll => {}
@@ -103,6 +105,7 @@ impl Engine {
             }
             next = self.commands.try_recv().ok();
         }
+        self.ledger.note_settled();
         self.stopping |= self.queue.is_abandoned();
     }
 
@@ -123,7 +126,7 @@ impl Engine {
                 tracing::warn!(out, "work under way did not end within the drain budget; it is cancelled");
                 return;
             }
-            self.follow(left);
+            self.follow(left.min(LOOK_EVERY));
         }
     }
 

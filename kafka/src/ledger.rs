@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use einmal::Delivery;
@@ -12,7 +11,7 @@ use crate::commit::Due;
 use crate::names;
 use crate::offsets::NextOffset;
 use crate::partition::Partition;
-use crate::source::{Command, Epoch, KafkaAck, Ticket, TopicPartition};
+use crate::source::{Epoch, KafkaAck, Ticket, TopicPartition, WayBack};
 
 /// Partitions by topic and number.
 pub(crate) type These = [(String, i32)];
@@ -21,12 +20,12 @@ pub(crate) type These = [(String, i32)];
 pub(crate) struct Ledger {
     partitions: HashMap<Arc<str>, BTreeMap<i32, Partition>>,
     last_epoch: Epoch,
-    commands: Sender<Command>,
+    back: WayBack,
 }
 
 impl Ledger {
-    pub(crate) fn new(commands: Sender<Command>) -> Self {
-        Self { partitions: HashMap::new(), last_epoch: Epoch(0), commands }
+    pub(crate) fn new(back: WayBack) -> Self {
+        Self { partitions: HashMap::new(), last_epoch: Epoch(0), back }
     }
 
     /// A partition was assigned: a new epoch of it begins.
@@ -85,7 +84,7 @@ impl Ledger {
 
     fn get_mut(&mut self, topic: &str, partition: i32) -> Option<Receiving<'_>> {
         let found = self.partitions.get_mut(topic)?.get_mut(&partition)?;
-        Some(Receiving(found, &self.commands))
+        Some(Receiving(found, &self.back))
     }
 
     /// The partition, unless `epoch` of it has ended: then what was handed out in it is somebody else's by
@@ -95,7 +94,14 @@ impl Ledger {
         (partition.epoch == epoch).then_some(partition)
     }
 
-    pub(crate) fn settled(&mut self, ticket: &Ticket) {
+    /// Notes what has been settled meanwhile.
+    pub(crate) fn note_settled(&mut self) {
+        for ticket in self.back.take_settled() {
+            self.settled(&ticket);
+        }
+    }
+
+    fn settled(&mut self, ticket: &Ticket) {
         match self.live(&ticket.at, ticket.epoch) {
             Some(partition) => partition.settled(ticket.offset),
             None => metrics::counter!(names::STALE_SETTLES).increment(1),
@@ -117,9 +123,9 @@ impl Ledger {
 
     /// What is to be offered again now.
     pub(crate) fn offer_again(&mut self, now: Duration) -> Vec<Incoming<KafkaAck>> {
-        let Self { partitions, commands, .. } = self;
+        let Self { partitions, back, .. } = self;
         let all = partitions.values_mut().flat_map(BTreeMap::values_mut);
-        all.flat_map(|partition| partition.offer_again(now, commands)).collect()
+        all.flat_map(|partition| partition.offer_again(now, back)).collect()
     }
 
     /// Nothing more of `these` is to be started.
@@ -188,7 +194,7 @@ impl Ledger {
 }
 
 /// A partition with the way back for what it hands out.
-struct Receiving<'a>(&'a mut Partition, &'a Sender<Command>);
+struct Receiving<'a>(&'a mut Partition, &'a WayBack);
 
 impl Receiving<'_> {
     fn receive(self, delivery: Delivery) -> Result<Option<Incoming<KafkaAck>>, Delivery> {

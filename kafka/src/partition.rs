@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use einmal::Delivery;
@@ -11,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commit::Due;
 use crate::offsets::{NextOffset, Received, Tracker};
-use crate::source::{Command, Epoch, KafkaAck, Ticket, TopicPartition};
+use crate::source::{Epoch, KafkaAck, Ticket, TopicPartition, WayBack};
 
 /// A delivery that came back unsettled is offered again after this time.
 const OFFER_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -75,20 +74,20 @@ impl Partition {
     pub(crate) fn receive(
         &mut self,
         delivery: Delivery,
-        commands: &Sender<Command>,
+        back: &WayBack,
     ) -> Result<Option<Incoming<KafkaAck>>, Delivery> {
         let Some(offset) = delivery.position().offset() else { return Err(delivery) };
         if self.tracker.received(offset) == Received::Backwards {
             return Err(delivery);
         }
         self.held.insert(offset, delivery.clone());
-        Ok((self.stage == Stage::Open).then(|| self.hand_out(offset, delivery, commands)))
+        Ok((self.stage == Stage::Open).then(|| self.hand_out(offset, delivery, back)))
     }
 
-    fn hand_out(&mut self, offset: i64, delivery: Delivery, to: &Sender<Command>) -> Incoming<KafkaAck> {
+    fn hand_out(&mut self, offset: i64, delivery: Delivery, back: &WayBack) -> Incoming<KafkaAck> {
         self.out += 1;
         let ticket = Ticket { at: self.at.clone(), epoch: self.epoch, offset };
-        Incoming { delivery, assignment: self.span.clone(), ack: KafkaAck::new(ticket, to.clone()) }
+        Incoming { delivery, assignment: self.span.clone(), ack: KafkaAck::new(ticket, back.clone()) }
     }
 
     pub(crate) fn settled(&mut self, offset: i64) {
@@ -110,7 +109,7 @@ impl Partition {
     }
 
     /// What is to be offered again now: all that was called in, in its order, in a new span.
-    pub(crate) fn offer_again(&mut self, now: Duration, to: &Sender<Command>) -> Vec<Incoming<KafkaAck>> {
+    pub(crate) fn offer_again(&mut self, now: Duration, back: &WayBack) -> Vec<Incoming<KafkaAck>> {
         let Stage::CallingIn { lost_at, again_at } = self.stage else { return Vec::new() };
         if now >= lost_at {
             self.span.lost.cancel();
@@ -122,7 +121,7 @@ impl Partition {
         self.span = Assignment::default();
         self.stage = Stage::Open;
         let held: Vec<_> = self.held.iter().map(|(offset, delivery)| (*offset, delivery.clone())).collect();
-        held.into_iter().map(|(offset, delivery)| self.hand_out(offset, delivery, to)).collect()
+        held.into_iter().map(|(offset, delivery)| self.hand_out(offset, delivery, back)).collect()
     }
 
     /// Nothing more of it is to be started; what runs may end.

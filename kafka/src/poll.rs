@@ -1,8 +1,8 @@
 //! The loop of the one thread that talks to the broker: it polls, commits, pauses and resumes.
 //!
 //! The client must be polled all the time, or the group gives its partitions away. So nothing is ever awaited
-//! here but the next command, and that for a short time: settled messages and the client's events both wake
-//! the thread as commands.
+//! here but the next command, and that for a short time: the client's events wake the thread as commands, and
+//! what is settled is looked for.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rdkafka::error::KafkaError as ClientError;
 use rdkafka::message::{BorrowedMessage, Message};
 
 use crate::context::{Context, code};
-use crate::engine::now;
+use crate::engine::{LOOK_EVERY, now};
 use crate::error::{KafkaError, KafkaErrorKind};
 use crate::message::detach;
 use crate::names;
@@ -21,7 +21,7 @@ use crate::partition::Partition;
 /// The client is polled at least so often.
 const TICK: Duration = Duration::from_millis(100);
 /// Commits, pauses and what else goes over all partitions is done at most so often.
-const CHORES_EVERY: Duration = Duration::from_millis(10);
+const CHORES_EVERY: Duration = LOOK_EVERY;
 /// As many messages are taken from the client in a row.
 const BATCH: usize = 256;
 /// The client fetches so many messages of a partition ahead, and one fetch more.
@@ -76,10 +76,15 @@ impl<'a> Poller<'a> {
             }
             wait = match (more, chores) {
                 (true, _) => Duration::ZERO,
+                (false, true) if self.is_any_out() => LOOK_EVERY,
                 (false, true) => TICK,
                 (false, false) => self.chores_at.saturating_sub(now),
             };
         }
+    }
+
+    fn is_any_out(&self) -> bool {
+        self.consumer.context().engine().ledger.iter().any(|partition| partition.out() > 0)
     }
 
     /// Takes messages from the client while the worker has room. True when there may be more.

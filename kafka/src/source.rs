@@ -35,13 +35,11 @@ pub(crate) struct Ticket {
 /// What the thread that talks to the broker is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// A delivery is settled.
-    Settled(Ticket),
     /// A delivery was given back unsettled.
     Dropped(Ticket),
     /// How the commit of one partition ended.
     Committed { at: Arc<TopicPartition>, epoch: Epoch, next: NextOffset, error: Option<RDKafkaErrorCode> },
-    /// The worker took something, and the thread had waited for room.
+    /// The thread had waited for room, and the worker has made some.
     Room,
     /// The client has something to be polled for.
     Poll,
@@ -51,35 +49,57 @@ pub(crate) enum Command {
     Close(Duration),
 }
 
+/// The way back from what is handed out. Cloning gives another handle of the same.
+#[derive(Clone, Debug)]
+pub(crate) struct WayBack(Arc<Back>);
+
+#[derive(Debug)]
+struct Back {
+    settled: Mutex<Vec<Ticket>>,
+    commands: Sender<Command>,
+}
+
+impl WayBack {
+    pub(crate) fn new(commands: Sender<Command>) -> Self {
+        Self(Arc::new(Back { settled: Mutex::default(), commands }))
+    }
+
+    fn settled(&self) -> MutexGuard<'_, Vec<Ticket>> {
+        self.0.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has been settled since the last call. Nothing wakes the thread for it, which would cost more than
+    /// all else that is done for a message: it looks often enough for its commits.
+    pub(crate) fn take_settled(&self) -> Vec<Ticket> {
+        std::mem::take(&mut *self.settled())
+    }
+}
+
 /// The right to settle one message: its offset may be committed once all before it are settled too.
 #[derive(Debug)]
 pub struct KafkaAck {
     ticket: Option<Ticket>,
-    commands: Sender<Command>,
+    back: WayBack,
 }
 
 impl KafkaAck {
-    pub(crate) const fn new(ticket: Ticket, commands: Sender<Command>) -> Self {
-        Self { ticket: Some(ticket), commands }
-    }
-
-    fn tell(&mut self, command: fn(Ticket) -> Command) {
-        if let Some(ticket) = self.ticket.take() {
-            // No receiver: the consumer has ended, and the message will be delivered again.
-            let _ = self.commands.send(command(ticket));
-        }
+    pub(crate) const fn new(ticket: Ticket, back: WayBack) -> Self {
+        Self { ticket: Some(ticket), back }
     }
 }
 
 impl Ack for KafkaAck {
     fn settle(mut self) {
-        self.tell(Command::Settled);
+        self.back.settled().extend(self.ticket.take());
     }
 }
 
 impl Drop for KafkaAck {
     fn drop(&mut self) {
-        self.tell(Command::Dropped);
+        if let Some(ticket) = self.ticket.take() {
+            // No receiver: the consumer has ended, and the message will be delivered again.
+            let _ = self.back.0.commands.send(Command::Dropped(ticket));
+        }
     }
 }
 
@@ -96,12 +116,18 @@ pub(crate) struct Queue {
 struct Waiting {
     deliveries: VecDeque<Incoming<KafkaAck>>,
     bytes: usize,
-    /// The thread wants to hear of the next taking.
+    /// The thread wants to hear of room.
     asked_for_room: bool,
     /// Nothing will come any more.
     ended: bool,
     /// Nothing will be taken any more.
     abandoned: bool,
+}
+
+impl Waiting {
+    fn uses_less_than(&self, len: usize, bytes: usize) -> bool {
+        self.deliveries.len() < len && self.bytes < bytes
+    }
 }
 
 impl Queue {
@@ -126,11 +152,11 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Whether less than `1 / parts` of each bound is used. If not, the next taking sends [`Command::Room`].
+    /// Whether less than `1 / parts` of each bound is used. If not, [`Command::Room`] is sent as soon as less
+    /// than half is: sent with the next taking, it would wake the thread for each single message.
     pub(crate) fn has_room(&self, parts: usize) -> bool {
         let mut waiting = self.lock();
-        let room = waiting.deliveries.len() < self.max_len.div_ceil(parts)
-            && waiting.bytes < self.max_bytes.div_ceil(parts);
+        let room = waiting.uses_less_than(self.max_len.div_ceil(parts), self.max_bytes.div_ceil(parts));
         waiting.asked_for_room = !room;
         room
     }
@@ -180,12 +206,14 @@ pub struct KafkaSource {
 
 impl KafkaSource {
     fn take(&self) -> Option<Option<Incoming<KafkaAck>>> {
+        let Queue { max_len, max_bytes, .. } = &*self.queue;
         let mut waiting = self.queue.lock();
         let Some(incoming) = waiting.deliveries.pop_front() else {
             return waiting.ended.then_some(None);
         };
         waiting.bytes = waiting.bytes.saturating_sub(incoming.delivery.size());
-        if std::mem::take(&mut waiting.asked_for_room) {
+        let half_empty = waiting.uses_less_than(max_len.div_ceil(2), max_bytes.div_ceil(2));
+        if half_empty && std::mem::take(&mut waiting.asked_for_room) {
             let _ = self.commands.send(Command::Room);
         }
         Some(Some(incoming))
@@ -212,5 +240,56 @@ impl Drop for KafkaSource {
         self.queue.lock().abandoned = true;
         self.queue.take_back(|_| true);
         let _ = self.commands.send(Command::Room);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use einmal::Delivery;
+    use einmal::worker::Assignment;
+
+    use super::*;
+
+    fn incoming(offset: i64, back: &WayBack) -> Incoming<KafkaAck> {
+        let at = Arc::new(TopicPartition { topic: "t".into(), partition: 0 });
+        let ticket = Ticket { at, epoch: Epoch(1), offset };
+        let delivery = Delivery::new(Position::in_log("t", 0, offset), None);
+        Incoming { delivery, assignment: Assignment::default(), ack: KafkaAck::new(ticket, back.clone()) }
+    }
+
+    fn source(len: usize) -> (KafkaSource, WayBack, Receiver<Command>) {
+        let (commands, received) = channel();
+        let queue = Arc::new(Queue::new(len, 1024));
+        (KafkaSource { queue, commands: commands.clone() }, WayBack::new(commands), received)
+    }
+
+    #[test]
+    fn what_is_settled_wakes_nobody_and_is_found() {
+        let (_source, back, received) = source(1);
+        incoming(7, &back).ack.settle();
+        drop(incoming(8, &back));
+        assert!(matches!(received.try_recv(), Ok(Command::Dropped(ticket)) if ticket.offset == 8));
+        assert!(received.try_recv().is_err());
+        let settled: Vec<_> = back.take_settled().into_iter().map(|ticket| ticket.offset).collect();
+        assert_eq!(settled, [7]);
+        assert!(back.take_settled().is_empty());
+    }
+
+    #[test]
+    fn room_that_was_asked_for_is_announced_once_and_not_for_each_message() {
+        for (len, taken_until_room) in [(1, 1), (2, 2), (4, 3), (5, 3)] {
+            let (source, back, received) = source(len);
+            let is_told = || matches!(received.try_recv(), Ok(Command::Room));
+            (0..5).take(len).for_each(|offset| source.queue.push(incoming(offset, &back)));
+            assert!(!source.queue.has_room(1));
+            let mut kept = Vec::new();
+            for taken in 1..=len {
+                kept.extend(source.take().unwrap());
+                assert_eq!(is_told(), taken == taken_until_room, "{taken} of {len}");
+            }
+            assert!(source.queue.has_room(1) && source.take().is_none() && !is_told());
+        }
     }
 }

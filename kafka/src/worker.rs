@@ -10,6 +10,7 @@ use einmal::{
     InvalidSetting, ModeSwitch, Policy, Run, Scope, Settings, TransactionalStore, TxHandler,
 };
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::KafkaConfig;
 use crate::consumer::KafkaConsumer;
@@ -47,7 +48,7 @@ pub enum KafkaWorkerError {
 #[derive(Debug)]
 pub struct KafkaWorker {
     config: KafkaConfig,
-    worker: Worker,
+    worker: Arc<Worker>,
     /// The retention of outcomes.
     remembered: Duration,
 }
@@ -85,8 +86,10 @@ impl KafkaWorker {
         let health = self.worker.health().clone();
         let (source, consumer) =
             KafkaConsumer::start_remembering(&self.config, health, Some(self.remembered))?;
-        let work = self.worker.run(source, shutdown.clone());
-        tokio::pin!(work);
+        let (worker, stop) = (Arc::clone(&self.worker), shutdown.clone());
+        // A task of its own: in place it would be the caller's thread, often one that runs nothing else, that is
+        // woken for every message.
+        let mut work = AbortOnDropHandle::new(tokio::spawn(async move { worker.run(source, stop).await }));
         let worked = tokio::select! {
             worked = &mut work => worked,
             () = shutdown.cancelled() => {
@@ -94,6 +97,7 @@ impl KafkaWorker {
                 work.await
             }
         };
+        let worked = worked.unwrap_or_else(|error| Err(WorkerError::Panicked(error)));
         match (worked, consumer.close().await) {
             (Ok(summary), Ok(())) => Ok(summary),
             (Ok(_), Err(kafka)) => Err(kafka.into()),
@@ -250,7 +254,8 @@ impl KafkaWorkerBuilder {
         idempotent: &Idempotent<S, H>,
     ) -> Result<KafkaWorker, KafkaBuildError> {
         let worker = Worker::new(idempotent, self.worker)?;
-        Ok(KafkaWorker { config: self.config, worker, remembered: self.policy.rules().retention })
+        let (worker, remembered) = (Arc::new(worker), self.policy.rules().retention);
+        Ok(KafkaWorker { config: self.config, worker, remembered })
     }
 }
 

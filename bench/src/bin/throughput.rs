@@ -24,6 +24,7 @@ use einmal::{
     Context, Delivery, Failure, IdSource, Idempotent, Identify, Position, Scope, Settings, SledConfig,
     SledStore,
 };
+use einmal_bench::{Spread, now, rate};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -71,8 +72,13 @@ async fn main() -> Result<()> {
         }
         let [bare, unordered, ordered] = rows;
         for (what, row) in [(What::Bare, &bare), (What::Unordered, &unordered), (What::Ordered, &ordered)] {
-            let ratios = row.iter().zip(&bare).map(|(rate, bare)| rate / bare).collect();
-            println!("| {in_flight} | {} | {} | {} |", name(what), spread(row.clone(), 0), spread(ratios, 2));
+            let ratios = row.iter().zip(&bare).map(|(rate, bare)| rate / bare);
+            println!(
+                "| {in_flight} | {} | {} | {} |",
+                name(what),
+                spread(row.iter().copied(), 0),
+                spread(ratios, 2)
+            );
         }
     }
     Ok(())
@@ -86,11 +92,8 @@ const fn name(what: What) -> &'static str {
     }
 }
 
-fn spread(mut values: Vec<f64>, digits: usize) -> String {
-    values.sort_by(f64::total_cmp);
-    let at = |index: usize| values.get(index).copied().unwrap_or_default();
-    let (median, low, high) = (at(values.len() / 2), at(0), at(values.len().saturating_sub(1)));
-    format!("{median:.digits$} [{low:.digits$} to {high:.digits$}]")
+fn spread(values: impl IntoIterator<Item = f64>, digits: usize) -> String {
+    Spread::of(values).map_or_else(|| "none".to_owned(), |spread| spread.text(digits))
 }
 
 async fn measure(what: What, in_flight: usize, time: Duration, dir: &Path) -> Result<f64> {
@@ -207,14 +210,4 @@ async fn worker(lanes: Lanes, in_flight: usize, time: Duration, dir: &Path) -> R
     ensure!(right, "{handled} handled, {settled} settled of {} unique: the cell is void", summary.received);
     store.close().await?;
     Ok(rate(settled, seconds))
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a rate")]
-fn rate(count: u64, seconds: f64) -> f64 {
-    count as f64 / seconds
-}
-
-#[allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -86,6 +86,9 @@ pub(super) fn defaults(client: &mut ClientConfig) {
         ("max.poll.interval.ms", "600000"),
         ("queued.max.messages.kbytes", "16384"),
         ("queued.min.messages", "1000"),
+        // At librdkafka's second, a partition that is ahead of its reader is fetched from once a second, however
+        // soon that is read: so little fetched ahead is then all that a second brings.
+        ("fetch.queue.backoff.ms", "10"),
         ("allow.auto.create.topics", "false"),
         ("enable.partition.eof", "false"),
     ] {
@@ -153,7 +156,7 @@ pub(crate) fn without_group(client: &ClientConfig) -> ClientConfig {
 }
 
 /// Settings that mean nothing to a client without a group, which would warn of each.
-const CONSUMERS: [&str; 24] = [
+const CONSUMERS: [&str; 25] = [
     "allow.auto.create.topics",
     "auto.commit.interval.ms",
     "auto.offset.reset",
@@ -165,6 +168,7 @@ const CONSUMERS: [&str; 24] = [
     "fetch.max.bytes",
     "fetch.message.max.bytes",
     "fetch.min.bytes",
+    "fetch.queue.backoff.ms",
     "fetch.wait.max.ms",
     "group.id",
     "group.instance.id",
@@ -233,6 +237,7 @@ mod tests {
         assert_eq!(config.client.get("auto.offset.reset"), Some("earliest"));
         assert_eq!(config.client.get("isolation.level"), Some("read_committed"));
         assert_eq!(config.client.get("queued.max.messages.kbytes"), Some("16384"));
+        assert_eq!(config.client.get("fetch.queue.backoff.ms"), Some("10"));
         assert_eq!(config.client.get("allow.auto.create.topics"), Some("false"));
         assert!(config.client.create_native_config().is_ok(), "the client takes them");
     }
