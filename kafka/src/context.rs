@@ -44,28 +44,13 @@ impl Context {
         tracing::info!(partitions = ?these, lost, "partitions are taken away");
         let mut engine = self.engine();
         if lost {
-            engine.end(&these);
+            engine.call_in(&these);
         } else {
             engine.drain(&these);
             engine.last_commit(&these);
-            resume(consumer, &engine, &these);
-            engine.end(&these);
         }
+        engine.end(&these);
         metrics::counter!(names::REBALANCES, "kind" => if lost { "lost" } else { "revoked" }).increment(1);
-    }
-}
-
-/// Whether the client forgets a pause with the assignment differs from version to version.
-fn resume(consumer: &BaseConsumer<Context>, engine: &Engine, these: &[(String, i32)]) {
-    let mut paused = TopicPartitionList::new();
-    for (topic, number) in these {
-        if engine.ledger.get(topic, *number).is_some_and(|partition| partition.paused) {
-            paused.add_partition(topic, *number);
-        }
-    }
-    let resumed = if paused.count() == 0 { Ok(()) } else { consumer.resume(&paused) };
-    if let Err(error) = resumed {
-        tracing::warn!(%error, "partitions that were paused could not be resumed");
     }
 }
 
@@ -104,12 +89,16 @@ impl ConsumerContext for Context {
         }
     }
 
-    fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+    fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         // Eager groups list everything here, cooperative ones what is added: either way these are new epochs,
         // and nothing follows for the others.
         if let Rebalance::Assign(list) = rebalance {
             let these = names(list);
             tracing::info!(partitions = ?these, "partitions are assigned");
+            // A pause outlives the assignment in which it was made, however that ended.
+            if let Err(error) = consumer.resume(list) {
+                tracing::error!(%error, "partitions that may be paused could not be resumed");
+            }
             self.engine().assign(&these);
             metrics::counter!(names::REBALANCES, "kind" => "assigned").increment(1);
         }

@@ -113,11 +113,7 @@ impl Engine {
     pub(crate) fn drain(&mut self, these: &These) {
         let budget = now().saturating_add(self.limits.drain);
         let until = self.close_by.map_or(budget, |close_by| close_by.min(budget));
-        self.ledger.close(these);
-        let lost: HashSet<(&str, i32)> = these.iter().map(|(topic, number)| (&**topic, *number)).collect();
-        self.queue.take_back(|position| {
-            position.partition().is_some_and(|number| lost.contains(&(&**position.source(), number)))
-        });
+        self.call_in(these);
         self.follow(Duration::ZERO);
         while self.ledger.out(these) > 0 {
             let left = until.saturating_sub(now());
@@ -128,6 +124,15 @@ impl Engine {
             }
             self.follow(left.min(LOOK_EVERY));
         }
+    }
+
+    /// Starts nothing more of what belongs to `these`, and takes back what the worker has not taken.
+    pub(crate) fn call_in(&mut self, these: &These) {
+        self.ledger.close(these);
+        let gone: HashSet<(&str, i32)> = these.iter().map(|(topic, number)| (&**topic, *number)).collect();
+        self.queue.take_back(|position| {
+            position.partition().is_some_and(|number| gone.contains(&(&**position.source(), number)))
+        });
     }
 
     pub(crate) fn end(&mut self, these: &These) {

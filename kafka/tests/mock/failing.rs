@@ -59,6 +59,27 @@ async fn a_lost_assignment_moves_no_offset() {
     assert_eq!(cluster.committed("lost", 1).get(&0), Some(&5), "5 to 20 were settled in the lost epoch only");
 }
 
+/// The client keeps the pause of a partition that it loses, and would never fetch from it again.
+#[tokio::test]
+async fn a_partition_that_was_lost_while_it_was_paused_goes_on_when_it_is_back() {
+    let cluster = Cluster::new(1);
+    cluster.produce(0, 0..200);
+    let config = cluster.config("lost-paused").queue(10, 1 << 20).pause_after(Duration::ZERO);
+    let mut member = cluster.start(config);
+    let first = member.next().await;
+    let lost = first.assignment.lost.clone();
+    // The queue is full and nobody takes anything, so that fetching is paused at the next look.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.mock.request_errors(Api::OffsetCommit, &[Resp::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION]);
+    first.ack.settle();
+    until("the loss", || lost.is_cancelled()).await;
+    // What waited for the worker is gone with it: the next is of the new assignment.
+    let again = member.next().await;
+    assert!(!again.assignment.lost.is_cancelled());
+    assert_eq!(offset(&again), 0);
+    member.close().await;
+}
+
 #[tokio::test]
 async fn a_fatal_error_ends_the_source_and_is_told() {
     let cluster = Cluster::new(1);

@@ -31,11 +31,10 @@ impl TxHandler<SledStore> for Row {
     }
 }
 
-fn join(topic: &Topic, strategy: &str, store: &SledStore, runs: &Runs) -> Running {
+fn join(topic: &Topic, strategy: &str, lease: Duration, store: &SledStore, runs: &Runs) -> Running {
     let mut client = topic.member();
     client.set("partition.assignment.strategy", strategy);
-    // Who dies holds its claims so long.
-    let policy = Policy::builder().lease(Duration::from_secs(2)).build().unwrap();
+    let policy = Policy::builder().lease(lease).build().unwrap();
     let worker = KafkaWorker::builder(topic.config(client).build().unwrap())
         .policy(policy)
         .worker(WorkerConfig { lanes: Lanes::Key, ..WorkerConfig::default() })
@@ -70,10 +69,12 @@ async fn come_and_go(test: &str, strategy: &str, dying: usize) {
     let directory = tempfile::tempdir().unwrap();
     let store = SledStore::open(SledConfig::new(directory.path().join("store")).unwrap()).await.unwrap();
     let runs = Runs::default();
+    // Who dies holds its claims so long; nobody else may lose a lease.
+    let lease = Duration::from_secs(if dying > INCARNATIONS { 30 } else { 5 });
     let (mut before, mut produced, mut deaths, mut cut_off) = (vec![0; PARTITIONS], 0, 0, 0);
     let mut members = VecDeque::new();
     for nth in 1..=INCARNATIONS {
-        let member = join(&topic, strategy, &store, &runs);
+        let member = join(&topic, strategy, lease, &store, &runs);
         let settled = member.until("a settle by the newest member", || {
             topic.produce(produced..produced + 120)?;
             produced += 120;
