@@ -75,3 +75,64 @@ fn is_of_one_partition(code: Code) -> bool {
             | Code::InvalidCommitOffsetSize
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use einmal::worker::HealthCell;
+    use rdkafka::ClientConfig;
+    use rdkafka::mocking::MockCluster;
+
+    use super::*;
+    use crate::config::KafkaConfig;
+    use crate::engine::Engine;
+    use crate::ledger::Ledger;
+    use crate::offsets::Tracker;
+    use crate::source::{Queue, WayBack};
+
+    fn due(partition: i32, ended: bool) -> Due {
+        let mut tracker = Tracker::default();
+        tracker.received(4);
+        tracker.done(4);
+        let at = Arc::new(TopicPartition { topic: Arc::from("topic"), partition });
+        let due = Due { at, epoch: Epoch(1), next: tracker.due().unwrap(), ended: CancellationToken::new() };
+        if ended {
+            due.ended.cancel();
+        }
+        due
+    }
+
+    /// It can wait here while the group gives the partition to another and takes it back: then the broker would
+    /// accept it, and go back to it.
+    #[test]
+    fn what_waits_for_its_commit_when_its_epoch_ends_is_not_committed() {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("topic", 2, 1).unwrap();
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", cluster.bootstrap_servers()).set("group.id", "group");
+        let config = KafkaConfig::builder(client).topics(["topic"]).build().unwrap();
+        let (commands, received) = channel();
+        let (committer, jobs) = channel();
+        let engine = Engine::new(
+            Ledger::new(WayBack::new(commands.clone())),
+            Arc::new(Queue::new(1, 1)),
+            config.limits,
+            received,
+            committer.clone(),
+            HealthCell::default(),
+        );
+        let consumer: BaseConsumer<Context> =
+            config.client.create_with_context(Context::new(engine)).unwrap();
+        committer.send(vec![due(0, true), due(1, false)]).unwrap();
+        drop(committer);
+        consumer.context().engine().committer = None;
+        run(&consumer, &jobs, &commands);
+
+        let mut list = TopicPartitionList::new();
+        list.add_partition_range("topic", 0, 1);
+        let committed = consumer.committed_offsets(list, std::time::Duration::from_secs(30)).unwrap();
+        let offsets: Vec<_> = committed.elements().iter().map(|element| element.offset()).collect();
+        assert_eq!(offsets, [Offset::Invalid, Offset::Offset(5)]);
+    }
+}

@@ -79,7 +79,9 @@ async fn scenario_36b_killed_around_the_publish_the_letter_arrives_under_one_id_
         }
         let record = store.inner().get(&key("bad")).await.unwrap().unwrap();
         assert!(matches!(record.phase, Phase::Failed(failed) if failed.attempts == 1));
-        assert_adds_up(second.worker.summary());
+        let summary = second.worker.summary();
+        assert_adds_up(summary);
+        assert_eq!((summary.dead_lettered_without_run, summary.ran_failed), (1, 0), "{death}");
     }
 }
 

@@ -114,3 +114,27 @@ async fn each_item_of_a_run_is_told_as_started_when_its_turn_comes() {
     assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 3]);
     assert_eq!(store.faults().calls(Method::ClaimMany), 1, "all in one run");
 }
+
+/// Its claim is renewed with the head's, however long that one takes, and not made anew.
+#[tokio::test]
+async fn what_is_claimed_behind_a_slow_head_keeps_its_lease() {
+    let (clock, journal, doors) = (ManualClock::new(), Journal::default(), Doors::default());
+    let store = Arc::new(store(&clock));
+    doors.close("head");
+    let handler = gated(&journal, &doors);
+    let settings = settings(&clock, &Letters::default());
+    let mut running = start(Arc::clone(&store), handler, settings, config(Lanes::Partition));
+    store.inner().stall(true);
+    for (offset, id) in (0..).zip(["earlier", "head", "behind"]) {
+        running.hand.push(delivery(offset, id));
+    }
+    journal.wait_count("run head", 1).await;
+    store.inner().stall(false);
+    let claimed = record(&store, "behind").await;
+    assert_eq!(is_started(&claimed), Some(false), "held, and not started");
+    pass(&clock, 3 * LEASE).await;
+    doors.open("head");
+    assert_eq!(drive(&clock, running.hand.wait_all()).await, [Fate::Settled; 3]);
+    assert_eq!(record(&store, "behind").await.fence, claimed.fence, "under the claim it had from the first");
+    assert_eq!(store.faults().calls(Method::ClaimMany), 1, "nothing was claimed again");
+}

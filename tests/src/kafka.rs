@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use einmal::{Clock, SystemClock};
 use einmal_kafka::{KafkaConfig, KafkaConfigBuilder};
 use einmal_services::{Service, address_or_skip};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -189,7 +190,16 @@ impl Topic {
     pub fn committed(&self) -> Result<Vec<usize>> {
         let mut list = TopicPartitionList::new();
         list.add_partition_range(&self.name, 0, i32::try_from(self.partitions)? - 1);
-        let list = self.observer.committed_offsets(list, REQUEST)?;
+        let started = SystemClock.monotonic();
+        let list = loop {
+            match self.observer.committed_offsets(list.clone(), REQUEST) {
+                // A broker that has just started is still looking for who keeps this group.
+                Err(error) if is_not_coordinator(&error) && SystemClock.monotonic() - started < REQUEST => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                other => break other?,
+            }
+        };
         let offset = |element: TopicPartitionListElem<'_>| match element.offset() {
             Offset::Offset(offset) => usize::try_from(offset).unwrap_or_default(),
             _ => 0,
@@ -205,6 +215,10 @@ impl Topic {
         let (low, high) = self.observer.fetch_watermarks(&self.name, partition, REQUEST)?;
         Ok((usize::try_from(low)?, usize::try_from(high)?))
     }
+}
+
+fn is_not_coordinator(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(RDKafkaErrorCode::NotCoordinator)
 }
 
 /// What the admin's calls may take.

@@ -36,6 +36,25 @@ async fn scenario_15_a_failed_commit_is_computed_anew_and_never_sent_again_later
     assert_eq!(cluster.committed("g15", 1).get(&0), Some(&15));
 }
 
+/// More is settled between the commit that fails and the one after it, which therefore names a later offset.
+#[tokio::test]
+async fn scenario_15_what_failed_to_be_committed_is_not_committed_after_something_later() {
+    let cluster = Cluster::new(1);
+    cluster.produce(0, 0..21);
+    let mut member = cluster.start(cluster.config("later").commit_trouble_after(Duration::from_secs(1)));
+    let mut taken = member.take(21).await;
+    cluster.mock.request_errors(Api::OffsetCommit, &[Resp::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE; 20]);
+    taken.drain(..5).for_each(|incoming| incoming.ack.settle());
+    until("the health to say so", || !member.health.read().ready).await;
+    taken.drain(..5).for_each(|incoming| incoming.ack.settle());
+    cluster.mock.clear_request_errors(Api::OffsetCommit);
+    until("the health to be good again", || member.health.read().ready).await;
+    drop(taken);
+    // The thread that commits ends with everything that it has to do.
+    member.close().await;
+    assert_eq!(cluster.committed("later", 1).get(&0), Some(&10), "not 5, which failed before");
+}
+
 #[tokio::test]
 async fn a_lost_assignment_moves_no_offset() {
     let cluster = Cluster::new(1);

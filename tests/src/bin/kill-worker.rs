@@ -119,6 +119,7 @@ impl Job {
             "ran_ok": summary.ran_ok,
             "ran_failed": summary.ran_failed,
             "duplicate": summary.duplicate,
+            "dead_lettered_without_run": summary.dead_lettered_without_run,
         });
         Lines::append_to(&summaries)?.push(&counts.to_string())?;
         Ok(())

@@ -154,7 +154,9 @@ impl Ledger {
         }
         let counts: serde_json::Value = serde_json::from_str(lines.last().context("no counters")?)?;
         let count = |name| counts.get(name).and_then(serde_json::Value::as_u64).context("no such counter");
-        let settled = count("ran_ok")? + count("ran_failed")? + count("duplicate")?;
+        // A letter that was not confirmed at first is published without another run.
+        let without_run = count("dead_lettered_without_run")?;
+        let settled = count("ran_ok")? + count("ran_failed")? + count("duplicate")? + without_run;
         let settles = self.settles_now as u64;
         let adds_up = count("in_flight")? == 0
             && count("received")? == settled + count("unsettled")?

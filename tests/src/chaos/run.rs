@@ -139,7 +139,9 @@ pub async fn run(settings: Settings) -> Result<Report> {
     };
     while chaos.since() < chaos.settings.time && chaos.ledger.violations.is_empty() {
         chaos.work().await?;
-        chaos.fault().await?;
+        // A short run has a kill too.
+        let fault = if chaos.faults.is_empty() { Fault::KillWorker } else { Fault::draw(&mut chaos.random) };
+        chaos.fault(fault).await?;
     }
     chaos.end().await
 }
@@ -195,8 +197,7 @@ impl Chaos {
         Ok(())
     }
 
-    async fn fault(&mut self) -> Result<()> {
-        let fault = Fault::draw(&mut self.random);
+    async fn fault(&mut self, fault: Fault) -> Result<()> {
         *self.faults.entry(fault).or_default() += 1;
         let lasts = Duration::from_millis(self.random.random_range(200..9_000));
         match fault {

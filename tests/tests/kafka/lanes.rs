@@ -1,14 +1,18 @@
 //! Order, and what holds up what.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use einmal::claim::{ClaimAnswer, ClaimRequest, Token, Verb};
+use async_trait::async_trait;
+use einmal::claim::{
+    ClaimAnswer, ClaimRequest, ForceAnswer, ForgetAnswer, Record, SettleAnswer, SettleRequest, Verb,
+};
 use einmal::worker::{Lanes, WorkerConfig};
-use einmal::{Context, DedupKey, DedupStore, DedupStoreExt, Failure, MemoryStore, MessageId, Policy, Scope};
+use einmal::{Capabilities, Context, DedupKey, DedupStore, Failure, MemoryStore, Policy};
+use einmal::{Purged, Stats, StoreError, StoreErrorKind};
 use einmal_kafka::KafkaWorker;
-use einmal_testkit::{Fault, FaultyStore, Method};
-use einmal_tests::kafka::{PATIENCE, Special, Topic};
+use einmal_tests::kafka::{Special, Topic};
 use einmal_tests::kafka_worker::{Running, Runs};
 use tokio_util::sync::CancellationToken;
 
@@ -50,43 +54,81 @@ async fn scenario_36c_lanes_with_copies_of_each_others_messages_both_finish() {
     assert_eq!((summary.ran_ok, summary.duplicate, summary.unsettled), (n, n, 0), "{summary:?}");
 }
 
-/// Claims what has this id as soon as its lease has ended, and gives it back: whoever held it is too late.
-async fn take_over(store: &MemoryStore, topic: &Topic, id: &str) {
-    let key = DedupKey::new(Scope::new(&topic.name).unwrap(), MessageId::new(id).unwrap());
-    let fingerprint = store.get(&key).await.unwrap().unwrap().fingerprint;
-    let rules = Policy::default().rules();
-    loop {
-        let (key, token) = (key.clone(), Token::random());
-        let request = ClaimRequest { key, token, fingerprint, rules, started: false, group: None };
-        if let ClaimAnswer::Acquired(claim) = store.claim(request).await.unwrap() {
-            store.settle(&claim, Verb::Release { delay: Duration::ZERO }).await.unwrap();
-            return;
+/// While it fails, handlers can start, and nothing that they did is stored.
+#[derive(Debug)]
+struct NoOutcomes {
+    inner: MemoryStore,
+    fails: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl DedupStore for NoOutcomes {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn claim_many(&self, requests: Vec<ClaimRequest>) -> Vec<Result<ClaimAnswer, StoreError>> {
+        self.inner.claim_many(requests).await
+    }
+
+    async fn settle_many(&self, requests: Vec<SettleRequest>) -> Vec<Result<SettleAnswer, StoreError>> {
+        let starts = requests.iter().all(|request| matches!(request.verb, Verb::Started));
+        if !starts && self.fails.load(Ordering::SeqCst) {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "as the test wants it");
+            return vec![Err(error); requests.len()];
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.inner.settle_many(requests).await
+    }
+
+    async fn get(&self, key: &DedupKey) -> Result<Option<Record>, StoreError> {
+        self.inner.get(key).await
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<ForgetAnswer, StoreError> {
+        self.inner.forget(key).await
+    }
+
+    async fn force(&self, key: &DedupKey, retention: Duration) -> Result<ForceAnswer, StoreError> {
+        self.inner.force(key, retention).await
+    }
+
+    async fn expired_claims(&self, limit: usize) -> Result<Vec<(DedupKey, Record)>, StoreError> {
+        self.inner.expired_claims(limit).await
+    }
+
+    async fn purge_expired(&self, limit: usize) -> Result<Purged, StoreError> {
+        self.inner.purge_expired(limit).await
+    }
+
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        self.inner.stats().await
     }
 }
 
-/// "pending" can't be stored until its claim is another's.
+/// "pending" can't be stored, in spite of every try until its lease is lost, while what comes after it has run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scenario_36d_when_a_completion_fails_the_lane_is_replayed_in_order() {
     let test = "scenario_36d_when_a_completion_fails_the_lane_is_replayed_in_order";
     let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     let one = |id, payload| Special { id: Some(id), payload: Some(payload), ..Special::default() };
     topic.send(&[one("1", b"pending"), one("2", b"paid"), one("3", b"shipped")]).unwrap();
-    let memory = Arc::new(MemoryStore::default());
-    let store = FaultyStore::new(Arc::clone(&memory));
-    let faults = store.faults();
-    let states = Arc::new(Mutex::new(Vec::new()));
+    let fails = Arc::new(AtomicBool::new(false));
+    let store = NoOutcomes { inner: MemoryStore::default(), fails: Arc::clone(&fails) };
+    let (states, go) = (Arc::new(Mutex::new(Vec::new())), CancellationToken::new());
     let handler = {
-        let (states, faults) = (Arc::clone(&states), faults.clone());
+        let (states, fails, go) = (Arc::clone(&states), Arc::clone(&fails), go.clone());
         move |context: Context| {
-            let mut states = states.lock().unwrap();
-            if states.is_empty() {
-                // From here on nothing is stored.
-                faults.down(true);
+            let (states, fails, go) = (Arc::clone(&states), Arc::clone(&fails), go.clone());
+            async move {
+                let state = String::from_utf8(context.payload().to_vec()).unwrap();
+                states.lock().unwrap().push(state.clone());
+                if state == "pending" {
+                    go.cancelled().await;
+                    // The first time from here on, and the second time no more.
+                    fails.store(states.lock().unwrap().len() == 1, Ordering::SeqCst);
+                }
+                Ok::<(), Failure>(())
             }
-            states.push(String::from_utf8(context.payload().to_vec()).unwrap());
-            std::future::ready(Ok::<(), Failure>(()))
         }
     };
     let policy = Policy::builder().lease(Duration::from_secs(1)).build().unwrap();
@@ -96,18 +138,12 @@ async fn scenario_36d_when_a_completion_fails_the_lane_is_replayed_in_order() {
         .dead_letters(None)
         .build(store, handler);
     let running = Running::start(worker.unwrap());
-    running
-        .until("a completion that fails", || Ok(faults.injected(Method::SettleMany, Fault::ErrorBefore) > 0))
-        .await
-        .unwrap();
-    tokio::time::timeout(PATIENCE, take_over(&memory, &topic, "1")).await.unwrap();
-    assert_eq!(topic.committed().unwrap(), [0]);
-    faults.down(false);
+    running.until("all of them", || Ok(running.worker().summary().received == 3)).await.unwrap();
+    go.cancel();
     running.until_committed(&topic, &[3]).await.unwrap();
     running.stop().await.unwrap();
     let states = states.lock().unwrap().clone();
-    assert!(states.len() > 3, "nothing was replayed: {states:?}");
-    assert_eq!(states[states.len() - 3..], ["pending", "paid", "shipped"], "{states:?}");
+    assert_eq!(states, ["pending", "paid", "shipped"].repeat(2), "{states:?}");
 }
 
 /// One key stands still: the others of its partition go on, and what is held is bounded.

@@ -107,7 +107,8 @@ async fn scenario_11_a_stalled_message_is_delivered_again_and_what_came_after_it
     }
 }
 
-/// A commit fails, a later one succeeds, and then the group forms anew.
+/// Commits are not answered for long, later ones are, and then the group forms anew. (The client itself may send
+/// those again when it is back; what a commit that is refused does is shown on the mock.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scenario_15_a_commit_that_fails_never_takes_a_later_one_back() {
     let test = "scenario_15_a_commit_that_fails_never_takes_a_later_one_back";
