@@ -103,10 +103,10 @@ fn headers_in(topic: &Topic, count: usize) -> Vec<Vec<(String, String)>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ids_are_found_where_producers_write_them_and_their_traces_go_on() {
+async fn scenario_43_ids_are_found_where_producers_write_them_and_their_traces_go_on() {
     // First: who makes a topic sets up a subscriber if there is none.
     exported();
-    let test = "ids_are_found_where_producers_write_them_and_their_traces_go_on";
+    let test = "scenario_43_ids_are_found_where_producers_write_them_and_their_traces_go_on";
     let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
     let letters = Topic::create(topic.brokers.clone(), "letters", 1, &[]).await.unwrap();
     send(&topic);

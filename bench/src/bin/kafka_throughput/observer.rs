@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use einmal_bench::now;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use crate::Args;
@@ -40,7 +41,19 @@ impl Observer {
     }
 
     fn committed(&self) -> Result<u64> {
-        let list = self.consumer.committed_offsets(self.partitions.clone(), REQUEST)?;
+        let since = now();
+        let list = loop {
+            match self.consumer.committed_offsets(self.partitions.clone(), REQUEST) {
+                // A broker that has just started is still looking for who keeps this group.
+                Err(error)
+                    if error.rdkafka_error_code() == Some(RDKafkaErrorCode::NotCoordinator)
+                        && since.elapsed() < REQUEST =>
+                {
+                    std::thread::sleep(ASK_EVERY);
+                }
+                other => break other?,
+            }
+        };
         let offset = |offset| match offset {
             Offset::Offset(offset) => u64::try_from(offset).unwrap_or_default(),
             _ => 0,
