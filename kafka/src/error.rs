@@ -14,6 +14,10 @@ pub enum KafkaErrorKind {
     /// The client has failed for good: it was fenced, or its group protocol broke down. What was not settled
     /// is delivered again, to another member or to this one after a restart.
     Fatal,
+    /// The broker has a batch that is damaged: with `check.crcs` its checksum is wrong. Nothing behind it in its
+    /// partition is read, and a restart meets it again. Restore it from another replica, or move the group past
+    /// it: what it held is lost then.
+    Damaged,
     /// The thread that talks to the broker panicked: a fault of this crate. As for [`Self::Fatal`], nothing
     /// unsettled is lost.
     Panicked,
@@ -63,6 +67,7 @@ impl fmt::Display for KafkaError {
         f.write_str(&self.message)?;
         f.write_str(match self.kind {
             KafkaErrorKind::Setup => "; change the settings",
+            KafkaErrorKind::Damaged => "; restore it from another replica, or move the group past it",
             KafkaErrorKind::Fatal => "; start a new consumer, unless another was meant to replace this one",
             KafkaErrorKind::Panicked => "; restart the process and report this",
             KafkaErrorKind::NotClosed => "; end the process",

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError as ClientError;
+use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 use rdkafka::message::{BorrowedMessage, Message};
 
 use crate::context::{Context, code};
@@ -172,6 +172,13 @@ impl<'a> Poller<'a> {
                     "the Kafka client has failed for good",
                     error,
                 ));
+            }
+            // The client can't find its way in a batch whose checksum is wrong: it reads those before it again and
+            // again, or goes on behind it.
+            Some(Err(error)) if code(&error) == Code::BadMessage => {
+                let words = context.engine().client.words(Code::BadMessage).unwrap_or_default();
+                let message = format!("a batch of a partition is damaged, and is not passed over: {words}");
+                return Err(KafkaError::new(KafkaErrorKind::Damaged, message));
             }
             Some(Err(error)) => {
                 context.engine().client.polled(code(&error), now());

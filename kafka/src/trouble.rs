@@ -28,8 +28,8 @@ pub(crate) struct Troubles {
     /// What the client says of batches that it can't read, and when it said so last. It tries each again every
     /// half second, and names no partition.
     unreadable: BTreeMap<String, Duration>,
-    /// The error that the client's callback has just reported: polling returns it once more.
-    said: Option<Code>,
+    /// The error that the client's callback has just reported, in its words: polling returns it once more.
+    said: Option<(Code, String)>,
 }
 
 impl Troubles {
@@ -46,7 +46,7 @@ impl Troubles {
 
     /// Notes what the client's callback reports.
     pub(crate) fn reported(&mut self, code: Code, reason: &str, now: Duration) {
-        self.said = Some(code);
+        self.said = Some((code, reason.to_owned()));
         metrics::counter!(names::CLIENT_ERRORS).increment(1);
         if let Some(why) = why_unreadable(code, reason) {
             return self.unreadable(why, reason, now);
@@ -82,10 +82,15 @@ impl Troubles {
 
     /// Notes an error that polling returned.
     pub(crate) fn polled(&mut self, code: Code, now: Duration) {
-        if self.said.take() != Some(code) {
+        if self.words(code).is_none() {
             self.reported(code, "in place of a message", now);
             self.said = None;
         }
+    }
+
+    /// What the callback has just said of this error.
+    pub(crate) fn words(&mut self, code: Code) -> Option<String> {
+        self.said.take().filter(|(said, _)| *said == code).map(|(_, words)| words)
     }
 
     fn unreadable(&mut self, why: String, reason: &str, now: Duration) {

@@ -87,6 +87,32 @@ impl OwnBroker {
         Ok(Some(broker))
     }
 
+    /// Turns a bit around in the batch that holds this offset of partition 0 of a topic. It must not be running.
+    ///
+    /// # Errors
+    /// When there is no such batch in its first segment.
+    pub fn damage(&self, topic: &str, offset: u64) -> Result<()> {
+        ensure!(self.process.is_none(), "it runs");
+        let segment = self.directory.path().join(format!("data/{topic}-0/00000000000000000000.log"));
+        let mut bytes = fs::read(&segment)?;
+        // A batch begins with its first offset and its length; its last offset is counted from the first.
+        let number = |bytes: &[u8], from: usize, len: usize| {
+            let field = bytes.get(from..from + len).context("no such batch")?;
+            anyhow::Ok(field.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
+        };
+        let mut at = 0;
+        loop {
+            let (first, len) = (number(&bytes, at, 8)?, number(&bytes, at + 8, 4)?);
+            let (last, next) = (first + number(&bytes, at + 23, 4)?, at + 12 + usize::try_from(len)?);
+            if last >= offset {
+                // In its last record.
+                *bytes.get_mut(next - 2).context("no such batch")? ^= 1;
+                return Ok(fs::write(&segment, bytes)?);
+            }
+            at = next;
+        }
+    }
+
     fn settings(&self) -> PathBuf {
         self.directory.path().join("server.properties")
     }

@@ -10,7 +10,7 @@ use einmal_kafka::{KafkaWorker, KafkaWorkerBuilder, KafkaWorkerError};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::kafka::{Topic, until};
+use crate::kafka::{PATIENCE, Topic, until};
 use crate::log_broker::id_of;
 
 /// How often each id ran.
@@ -148,6 +148,15 @@ impl Running {
         });
         trouble.await.with_context(|| format!("no word of {text:?}"))?;
         found.context("no reason")
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// Its own, or that it does not.
+    pub async fn end(self) -> Result<Summary> {
+        let ended = tokio::time::timeout(PATIENCE, self.work).await;
+        Ok(ended.with_context(|| format!("it goes on: {:?}", self.worker.summary()))???)
     }
 
     /// Stops it in order, with nothing left in flight.

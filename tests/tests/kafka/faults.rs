@@ -10,7 +10,7 @@ use einmal_kafka::KafkaWorker;
 use einmal_services::{Service, address_or_skip, skip};
 use einmal_tests::kafka::Topic;
 use einmal_tests::kafka_broker::{NONE_OF_ITS_OWN, OwnBroker};
-use einmal_tests::kafka_worker::{Running, Runs};
+use einmal_tests::kafka_worker::{Running, Runs, ids_of};
 use einmal_tests::log_broker::id_of;
 use einmal_tests::proxy::{Direction, Flow};
 use rustix::process::Signal;
@@ -99,4 +99,33 @@ async fn a_broker_that_fails_under_load_loses_and_doubles_nothing() {
     for number in 0..MESSAGES {
         assert_eq!(runs.of(&id_of(number)), 1, "message {number}");
     }
+}
+
+/// With `check.crcs` the client says that a batch is damaged, and goes on behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_batch_ends_the_worker_and_is_not_passed() {
+    let test = "a_damaged_batch_ends_the_worker_and_is_not_passed";
+    if address_or_skip(Service::Kafka, test).is_none() {
+        return;
+    }
+    let Some(mut broker) = OwnBroker::start().await.unwrap() else {
+        return skip(test, Service::Kafka, NONE_OF_ITS_OWN);
+    };
+    let topic = Topic::create(broker.proxy.address().to_string(), test, 1, &[]).await.unwrap();
+    (0..3).for_each(|batch| topic.produce(batch * 10..batch * 10 + 10).unwrap());
+    broker.signal(Signal::TERM).unwrap();
+    broker.wait().unwrap();
+    broker.damage(&topic.name, 15).unwrap();
+    broker.run().await.unwrap();
+
+    let mut client = topic.member();
+    client.set("check.crcs", "true");
+    let config = topic.config(client).build().unwrap();
+    let (running, runs) = Running::counting(KafkaWorker::builder(config)).unwrap();
+    let error = running.end().await.unwrap_err();
+    println!("{error:?}");
+    assert!(error.to_string().contains("damaged"), "{error:?}");
+    let committed = topic.committed().unwrap()[0];
+    assert!(committed <= 15, "{committed}");
+    assert!(runs.once().unwrap().iter().all(|id| ids_of(0..15).contains(id)));
 }
