@@ -1,4 +1,4 @@
-//! What operators count: the counters add up.
+//! What operators see: the counters add up, and what does not move is told.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use common::seen::mixed;
 use common::*;
-use einmal::worker::{Lanes, Limits};
+use einmal::worker::{Lanes, Limits, WorkerConfig};
 use einmal::{Delivery, Position};
-use einmal_testkit::{Fate, Fault, ManualClock};
+use einmal_testkit::{Fate, Fault, ManualClock, Method};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 #[tokio::test]
@@ -98,4 +98,29 @@ async fn scenario_41_the_counters_add_up() {
         let answered = counted.iter().filter(|(name, _)| name.starts_with("einmal_answered")).map(|(_, n)| n);
         assert_eq!(answered.sum::<u64>(), summary.received, "one final answer a delivery");
     }
+}
+
+/// Also while the store keeps whoever purges it waiting.
+#[tokio::test]
+async fn what_does_not_move_is_told_while_the_purge_hangs() {
+    let (clock, journal, doors) = (ManualClock::new(), Journal::default(), Doors::default());
+    let store = store(&clock);
+    (1..=100).for_each(|nth| store.faults().at(Method::PurgeExpired, nth, Fault::HangBefore));
+    doors.close("stuck");
+    let config = WorkerConfig { stalled_after: 60 * SECOND, ..config(Lanes::None) };
+    let settings = settings(&clock, &Letters::default());
+    let mut running = start(store.clone(), gated(&journal, &doors), settings, config);
+    let handle = running.hand.push(delivery(7, "stuck"));
+    journal.wait_count("run stuck", 1).await;
+    pass(&clock, 50 * SECOND).await;
+    assert!(running.worker.health().read().ready, "not yet");
+    pass(&clock, 40 * SECOND).await;
+    let health = running.worker.health().read();
+    assert!(health.live && !health.ready, "{health:?}");
+    assert!(health.reasons[0].contains("@7 has been in flight for"), "{health:?}");
+    doors.open("stuck");
+    assert_eq!(drive(&clock, handle.wait()).await, Fate::Settled);
+    pass(&clock, 30 * SECOND).await;
+    assert!(running.worker.health().read().ready);
+    assert!(store.faults().injected(Method::PurgeExpired, Fault::HangBefore) > 1, "it is asked again");
 }

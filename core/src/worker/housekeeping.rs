@@ -32,7 +32,7 @@ pub(crate) async fn keep_house(shared: &Shared) {
 
 async fn purge(shared: &Shared, mode: Mode) {
     for _ in 0..BATCHES {
-        match shared.engine.store.purge_expired(PURGE_BATCH).await {
+        match shared.engine.call(shared.engine.store.purge_expired(PURGE_BATCH)).await {
             Ok(purged) => {
                 metrics::counter!(names::PURGED).increment(purged.removed);
                 if !purged.more {
@@ -62,7 +62,7 @@ fn in_flight(shared: &Shared) {
 
 #[allow(clippy::cast_precision_loss, reason = "gauges are floating point")]
 async fn stored(shared: &Shared) {
-    if let Ok(stats) = shared.engine.store.stats().await {
+    if let Ok(stats) = shared.engine.call(shared.engine.store.stats()).await {
         metrics::gauge!(names::LIVE_KEYS).set(stats.keys as f64);
         if let Some(bytes) = stats.bytes_on_disk {
             metrics::gauge!(names::BYTES_ON_DISK).set(bytes as f64);
