@@ -187,6 +187,7 @@ impl KafkaConfigBuilder {
         check::limits(&limits)?;
         check::topics(&topics)?;
         let group = check::group(&client)?;
+        check::brokers(&client)?;
         features::features(&client)?;
         check::forced(&mut client)?;
         check::defaults(&mut client);

@@ -24,7 +24,8 @@ const QUEUE_FULL: Duration = Duration::from_millis(50);
 /// The client gives up on its own; this is for a client that doesn't.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The topic that dead letters of a topic go to. It must exist: it is not created.
+/// The topic that dead letters of a topic go to. Make it yourself: Einmal does not, and a broker that makes
+/// topics by itself (`auto.create.topics.enable`) gives it its defaults, and a mistyped one too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadLetterTopic {
@@ -41,6 +42,26 @@ impl Default for DeadLetterTopic {
 }
 
 impl DeadLetterTopic {
+    /// Whether letters would be consumed by who writes them, and become letters again, without end.
+    pub(crate) fn check(&self, consumed: &[String]) -> Result<(), InvalidSetting> {
+        let (Self::Suffix(name) | Self::Fixed(name)) = self;
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > 249 || !name.chars().all(allowed) {
+            let problem =
+                format!("must be of 1 to 249 letters, digits, dots, underscores and dashes, not {name:?}");
+            return Err(InvalidSetting::new("dead_letters", problem));
+        }
+        let exact = || consumed.iter().filter(|topic| !topic.starts_with('^'));
+        match exact().map(|topic| self.of(topic)).find(|letters| consumed.contains(letters)) {
+            Some(letters) => {
+                let problem =
+                    format!("must not go to {letters:?}, which is consumed: each would become another one");
+                Err(InvalidSetting::new("dead_letters", problem))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn of(&self, source: &str) -> String {
         match self {
             Self::Suffix(suffix) => format!("{source}{suffix}"),
@@ -60,6 +81,8 @@ impl DeadLetterTopic {
 pub struct KafkaDeadLetters {
     config: ClientConfig,
     topic: DeadLetterTopic,
+    /// With a pattern: the topics that are consumed by their own name.
+    by_name: Option<Vec<String>>,
     timeout: Duration,
     /// Made anew when it fails for good, as an idempotent producer can.
     producer: Mutex<LetterProducer>,
@@ -77,7 +100,24 @@ impl KafkaDeadLetters {
         let (config, timeout) = producer_settings(client)
             .map_err(|error| KafkaError::new(KafkaErrorKind::Setup, format!("dead letters: {error}")))?;
         let producer = Mutex::new(make(&config)?);
-        Ok(Self { config, topic, timeout, producer })
+        Ok(Self { config, topic, by_name: None, timeout, producer })
+    }
+
+    /// Of a worker that consumes these: a pattern among them can find the topics of its own letters.
+    pub(crate) fn consuming(mut self, topics: &[String]) -> Self {
+        let (patterns, names): (Vec<_>, Vec<_>) =
+            topics.iter().cloned().partition(|topic| topic.starts_with('^'));
+        self.by_name = (!patterns.is_empty()).then_some(names);
+        self
+    }
+
+    /// Whether a pattern has found a topic of letters.
+    fn is_of_letters(&self, source: &str) -> bool {
+        let is = match &self.topic {
+            DeadLetterTopic::Suffix(suffix) => source.ends_with(suffix.as_str()),
+            DeadLetterTopic::Fixed(topic) => source == topic,
+        };
+        is && self.by_name.as_ref().is_some_and(|names| !names.iter().any(|name| name == source))
     }
 
     fn producer(&self) -> LetterProducer {
@@ -125,6 +165,13 @@ impl KafkaDeadLetters {
 #[async_trait]
 impl DeadLetters for KafkaDeadLetters {
     async fn publish(&self, letter: DeadLetter) -> Result<(), DeadLetterError> {
+        let source = letter.delivery.position().source();
+        if self.is_of_letters(source) {
+            // Each letter would be consumed, and become another, without end.
+            let problem =
+                format!("{source} holds dead letters itself: leave it out of the pattern that found it");
+            return Err(DeadLetterError::new(problem));
+        }
         let producer = self.producer();
         let limit = self.timeout + GRACE;
         match tokio::time::timeout(limit, self.send(&producer, &letter)).await {

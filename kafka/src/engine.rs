@@ -145,6 +145,7 @@ impl Engine {
     pub(crate) fn assign(&mut self, these: &These) {
         for (topic, number) in these {
             self.ledger.assign(topic, *number);
+            self.client.topic_is_there(topic);
         }
         self.read_retention_of(these.iter().map(|(topic, _)| topic));
         self.gauge();

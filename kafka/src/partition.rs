@@ -87,7 +87,9 @@ impl Partition {
     fn hand_out(&mut self, offset: i64, delivery: Delivery, back: &WayBack) -> Incoming<KafkaAck> {
         self.out += 1;
         let ticket = Ticket { at: self.at.clone(), epoch: self.epoch, offset };
-        Incoming { delivery, assignment: self.span.clone(), ack: KafkaAck::new(ticket, back.clone()) }
+        let assignment = self.span.clone();
+        let ack = KafkaAck::new(ticket, assignment.closing.clone(), back.clone());
+        Incoming { delivery, assignment, ack }
     }
 
     pub(crate) fn settled(&mut self, offset: i64) {

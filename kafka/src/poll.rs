@@ -10,6 +10,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError as ClientError, RDKafkaErrorCode as Code};
 use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::metadata::Metadata;
 
 use crate::context::{Context, code};
 use crate::engine::{LOOK_EVERY, now};
@@ -252,12 +253,27 @@ impl<'a> Poller<'a> {
         }
         self.checks_at = now + Duration::from_secs(1);
         self.consumer.context().engine().check_health();
+        self.ask_for_topics(now);
         match self.consumer.client().fatal_error() {
             None => Ok(()),
             Some((code, reason)) => Err(KafkaError::new(
                 KafkaErrorKind::Fatal,
                 format!("the Kafka client has failed for good ({code}): {reason}"),
             )),
+        }
+    }
+
+    /// The client does not say that a topic is there when that is another member's.
+    fn ask_for_topics(&self, now: Duration) {
+        let topics = self.consumer.context().engine().client.topics_to_ask_for(now);
+        // It blocks, so few at a time, and never for long.
+        for topic in topics.iter().take(3) {
+            let answer = self.consumer.fetch_metadata(Some(topic), TICK);
+            let there =
+                |all: &Metadata| all.topics().iter().any(|one| one.name() == topic && one.error().is_none());
+            if answer.is_ok_and(|all| there(&all)) {
+                self.consumer.context().engine().client.topic_is_there(topic);
+            }
         }
     }
 

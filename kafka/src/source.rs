@@ -10,6 +10,7 @@ use einmal::Position;
 use einmal::worker::{Ack, Incoming, Source};
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::offsets::NextOffset;
 
@@ -79,12 +80,14 @@ impl WayBack {
 #[derive(Debug)]
 pub struct KafkaAck {
     ticket: Option<Ticket>,
+    /// Of the span that the delivery is out in.
+    closing: CancellationToken,
     back: WayBack,
 }
 
 impl KafkaAck {
-    pub(crate) const fn new(ticket: Ticket, back: WayBack) -> Self {
-        Self { ticket: Some(ticket), back }
+    pub(crate) const fn new(ticket: Ticket, closing: CancellationToken, back: WayBack) -> Self {
+        Self { ticket: Some(ticket), closing, back }
     }
 }
 
@@ -97,6 +100,8 @@ impl Ack for KafkaAck {
 impl Drop for KafkaAck {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
+            // At once: what comes behind it in its partition must not be handed out before it.
+            self.closing.cancel();
             // No receiver: the consumer has ended, and the message will be delivered again.
             let _ = self.back.0.commands.send(Command::Dropped(ticket));
         }
@@ -205,13 +210,21 @@ pub struct KafkaSource {
 }
 
 impl KafkaSource {
+    /// The next that is wanted still. What is called in is given back instead, and comes again in its order.
     fn take(&self) -> Option<Option<Incoming<KafkaAck>>> {
         let Queue { max_len, max_bytes, .. } = &*self.queue;
+        let mut called_in = Vec::new();
         let mut waiting = self.queue.lock();
-        let Some(incoming) = waiting.deliveries.pop_front() else {
-            return waiting.ended.then_some(None);
+        let incoming = loop {
+            let Some(incoming) = waiting.deliveries.pop_front() else {
+                return waiting.ended.then_some(None);
+            };
+            waiting.bytes = waiting.bytes.saturating_sub(incoming.delivery.size());
+            if !incoming.assignment.closing.is_cancelled() {
+                break incoming;
+            }
+            called_in.push(incoming);
         };
-        waiting.bytes = waiting.bytes.saturating_sub(incoming.delivery.size());
         let half_empty = waiting.uses_less_than(max_len.div_ceil(2), max_bytes.div_ceil(2));
         if half_empty && std::mem::take(&mut waiting.asked_for_room) {
             let _ = self.commands.send(Command::Room);
@@ -256,7 +269,11 @@ mod tests {
         let at = Arc::new(TopicPartition { topic: "t".into(), partition: 0 });
         let ticket = Ticket { at, epoch: Epoch(1), offset };
         let delivery = Delivery::new(Position::in_log("t", 0, offset), None);
-        Incoming { delivery, assignment: Assignment::default(), ack: KafkaAck::new(ticket, back.clone()) }
+        Incoming {
+            delivery,
+            assignment: Assignment::default(),
+            ack: KafkaAck::new(ticket, CancellationToken::new(), back.clone()),
+        }
     }
 
     fn source(len: usize) -> (KafkaSource, WayBack, Receiver<Command>) {

@@ -14,6 +14,12 @@ const TROUBLE_FOR: Duration = Duration::from_secs(60);
 const CLIENT: &str = "kafka client";
 const SECURITY: &str = "kafka security";
 const UNREADABLE: &str = "kafka unreadable messages";
+const TOPICS: &str = "kafka topics";
+
+/// How the client begins what it says of a topic that is not there, or that it may not read. It says it once.
+const NOT_AVAILABLE: &str = "Subscribed topic not available: ";
+/// So often it is asked whether such a topic is there now.
+const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The errors of the client that are not fatal: it goes on trying by itself.
 #[derive(Debug)]
@@ -28,6 +34,9 @@ pub(crate) struct Troubles {
     /// What the client says of batches that it can't read, and when it said so last. It tries each again every
     /// half second, and names no partition.
     unreadable: BTreeMap<String, Duration>,
+    /// Topics that can't be read, and what the client says of each. They stay until they can.
+    topics: BTreeMap<String, String>,
+    ask_at: Duration,
     /// The error that the client's callback has just reported, in its words: polling returns it once more.
     said: Option<(Code, String)>,
 }
@@ -40,6 +49,8 @@ impl Troubles {
             over_at: None,
             connection: None,
             unreadable: BTreeMap::new(),
+            topics: BTreeMap::new(),
+            ask_at: Duration::ZERO,
             said: None,
         }
     }
@@ -50,6 +61,12 @@ impl Troubles {
         metrics::counter!(names::CLIENT_ERRORS).increment(1);
         if let Some(why) = why_unreadable(code, reason) {
             return self.unreadable(why, reason, now);
+        }
+        if let Some((topic, _)) = reason.strip_prefix(NOT_AVAILABLE).and_then(|rest| rest.split_once(':')) {
+            tracing::error!(%code, topic, "a topic can't be read");
+            self.topics.insert(topic.to_owned(), code.to_string());
+            self.ask_at = now + ASK_EVERY;
+            return self.tell_topics();
         }
         let refused = matches!(code, Code::Authentication | Code::SSL | Code::SaslAuthenticationFailed);
         // With TLS 1.3 a broker refuses the client's certificate after the handshake: then it is the transport.
@@ -91,6 +108,31 @@ impl Troubles {
     /// What the callback has just said of this error.
     pub(crate) fn words(&mut self, code: Code) -> Option<String> {
         self.said.take().filter(|(said, _)| *said == code).map(|(_, words)| words)
+    }
+
+    fn tell_topics(&self) {
+        if self.topics.is_empty() {
+            return self.health.clear(TOPICS);
+        }
+        let all: Vec<_> = self.topics.iter().map(|(topic, why)| format!("{topic} ({why})")).collect();
+        self.health.trouble(TOPICS, format!("nothing can be read of {}", all.join(", ")));
+    }
+
+    /// Those that may be there by now, when it is time to ask.
+    pub(crate) fn topics_to_ask_for(&mut self, now: Duration) -> Vec<String> {
+        if self.topics.is_empty() || now < self.ask_at {
+            return Vec::new();
+        }
+        self.ask_at = now + ASK_EVERY;
+        self.topics.keys().cloned().collect()
+    }
+
+    /// Notes that a topic can be read: perhaps by another member.
+    pub(crate) fn topic_is_there(&mut self, topic: &str) {
+        if self.topics.remove(topic).is_some() {
+            tracing::info!(topic, "the topic can be read now");
+            self.tell_topics();
+        }
     }
 
     fn unreadable(&mut self, why: String, reason: &str, now: Duration) {
@@ -180,6 +222,23 @@ mod tests {
             "Decompression (codec 0x1) of message at 9 of 80 bytes failed: Local: Invalid compressed data";
         troubles.reported(Code::BadCompression, damaged, SECOND);
         assert!(only_reason(&health).contains("damaged"));
+    }
+
+    #[test]
+    fn a_topic_that_is_not_there_is_said_until_it_is() {
+        let (health, mut troubles) = new();
+        let said = "Subscribed topic not available: typo: Broker: Unknown topic or partition";
+        troubles.reported(Code::UnknownTopicOrPartition, said, SECOND);
+        troubles.polled(Code::UnknownTopicOrPartition, SECOND);
+        // The client says it once, and other topics go on.
+        troubles.works();
+        troubles.expire(1_000 * SECOND);
+        troubles.topic_is_there("orders");
+        assert!(only_reason(&health).contains("nothing can be read of typo"));
+        assert_eq!(troubles.topics_to_ask_for(2 * SECOND), Vec::<String>::new());
+        assert_eq!(troubles.topics_to_ask_for(6 * SECOND), ["typo"]);
+        troubles.topic_is_there("typo");
+        assert!(health.read().ready);
     }
 
     #[test]

@@ -244,7 +244,9 @@ impl KafkaWorkerBuilder {
             settings = settings.on_span(move |span, delivery| hook(span, delivery));
         }
         if let Some(topic) = &self.dead_letters {
-            settings = settings.dead_letters(KafkaDeadLetters::new(&self.config.client, topic.clone())?);
+            topic.check(self.config.topics())?;
+            let letters = KafkaDeadLetters::new(&self.config.client, topic.clone())?;
+            settings = settings.dead_letters(letters.consuming(self.config.topics()));
         }
         Ok(settings)
     }

@@ -44,6 +44,15 @@ pub(super) fn topics(topics: &[String]) -> Result<(), InvalidSetting> {
     }
 }
 
+/// The client waits for ever, and in silence, for a broker whose address nobody gives it.
+pub(super) fn brokers(client: &ClientConfig) -> Result<(), InvalidSetting> {
+    let named = ["bootstrap.servers", "metadata.broker.list", "test.mock.num.brokers"];
+    match named.iter().any(|field| client.get(field).is_some_and(|value| !value.trim().is_empty())) {
+        true => Ok(()),
+        false => Err(InvalidSetting::new("bootstrap.servers", "must name at least one broker, as host:port")),
+    }
+}
+
 pub(super) fn group(client: &ClientConfig) -> Result<String, InvalidSetting> {
     match client.get("group.id").map(str::trim) {
         Some(group) if !group.is_empty() => Ok(group.to_owned()),
@@ -204,7 +213,7 @@ mod tests {
 
     fn build(settings: &[(&str, &str)]) -> Result<KafkaConfig, InvalidSetting> {
         let mut client = ClientConfig::new();
-        client.set("group.id", "g");
+        client.set("group.id", "g").set("bootstrap.servers", "localhost:9092");
         for (field, value) in settings {
             client.set(*field, *value);
         }
@@ -249,6 +258,7 @@ mod tests {
             "group.id"
         );
         assert_eq!(refused(&[("group.id", " ")]), "group.id");
+        assert_eq!(refused(&[("bootstrap.servers", " ")]), "bootstrap.servers");
         assert_eq!(refused(&[("group.protocol", "Consumer")]), "group.protocol");
         let strategy = "partition.assignment.strategy";
         assert_eq!(refused(&[(strategy, "cooperative-sticky, range")]), strategy);
@@ -261,6 +271,9 @@ mod tests {
 
         let mut client = ClientConfig::new();
         client.set("group.id", "g");
+        let nowhere = KafkaConfig::builder(client.clone()).topics(["t"]).build().unwrap_err();
+        assert_eq!(nowhere.field(), "bootstrap.servers");
+        client.set("metadata.broker.list", "localhost:9092");
         let builder = || KafkaConfig::builder(client.clone()).topics(["t"]);
         assert_eq!(KafkaConfig::builder(client.clone()).build().unwrap_err().field(), "topics");
         assert_eq!(builder().queue(0, 1 << 20).build().unwrap_err().field(), "queue messages");

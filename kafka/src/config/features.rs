@@ -25,7 +25,9 @@ fn check(client: &ClientConfig, built_in: &BTreeSet<String>) -> Result<(), Inval
     let has = |part: &str| built_in.contains(part);
     let value = |field: &str| client.get(field).unwrap_or_default().to_ascii_lowercase();
     let without = |what: &str, feature: &str| {
-        format!("this build has no {what}: turn on the feature `{feature}` of einmal-kafka")
+        format!(
+            "can't be used, for this build has no {what}: turn on the feature `{feature}` of einmal-kafka"
+        )
     };
 
     let protocol = value("security.protocol");
@@ -58,13 +60,13 @@ fn mechanism(client: &ClientConfig, has: &dyn Fn(&str) -> bool) -> Result<(), In
              build. For that turn on the feature `gssapi` of rdkafka"
         }
         Some("GSSAPI") if !has("sasl_gssapi") => {
-            "this build has no Kerberos: turn on the feature `gssapi` of rdkafka"
+            "can't be used, for this build has no Kerberos: turn on the feature `gssapi` of rdkafka"
         }
         Some(scram) if scram.starts_with("SCRAM") && !has("sasl_scram") => {
-            "this build has no SCRAM: turn on the feature `sasl` of einmal-kafka"
+            "can't be used, for this build has no SCRAM: turn on the feature `sasl` of einmal-kafka"
         }
         Some("OAUTHBEARER") if !has("sasl_oauthbearer") => {
-            "this build has no OAUTHBEARER: turn on the feature `sasl` of einmal-kafka"
+            "can't be used, for this build has no OAUTHBEARER: turn on the feature `sasl` of einmal-kafka"
         }
         Some("OAUTHBEARER") => return token(client, has),
         _ => return Ok(()),
@@ -79,9 +81,10 @@ fn token(client: &ClientConfig, has: &dyn Fn(&str) -> bool) -> Result<(), Invali
     let unsecure = client.get("enable.sasl.oauthbearer.unsecure.jwt").unwrap_or_default();
     match oidc {
         true if has("oidc") => Ok(()),
-        true => {
-            Err(InvalidSetting::new(FIELD, "this build has no OIDC: turn on the feature `curl` of rdkafka"))
-        }
+        true => Err(InvalidSetting::new(
+            FIELD,
+            "can't be used, for this build has no OIDC: turn on the feature `curl` of rdkafka",
+        )),
         false if ["true", "t", "1"].contains(&unsecure) => Ok(()),
         false => Err(InvalidSetting::new(FIELD, "must be oidc: nobody gives tokens to the client by hand")),
     }

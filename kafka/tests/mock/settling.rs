@@ -143,3 +143,24 @@ async fn given_back_it_is_offered_again_in_order(cluster: &Cluster) {
     cluster.until_committed("back", 21).await;
     member.close().await;
 }
+
+/// A loop of one's own that gives back what it can't do now: the partition's order holds.
+#[tokio::test]
+async fn what_was_given_back_comes_again_before_what_is_behind_it() {
+    let cluster = Cluster::new(1);
+    cluster.produce(0, 0..21);
+    let mut member = cluster.start(cluster.config("given-back"));
+    // All are waiting, so that the next ones could be had at once.
+    let mut taken = member.take(6).await;
+    let failed = taken.pop().unwrap();
+    taken.into_iter().for_each(|incoming| incoming.ack.settle());
+    assert_eq!(offset(&failed), 5);
+    drop(failed);
+    for expected in 5..21 {
+        let incoming = member.next().await;
+        assert_eq!(offset(&incoming), expected);
+        incoming.ack.settle();
+    }
+    cluster.until_committed("given-back", 21).await;
+    member.close().await;
+}

@@ -99,6 +99,15 @@ fn settings_that_contradict_each_other_are_found_when_building() {
     let policy = Policy::builder().max_run(Duration::from_secs(595)).build().unwrap();
     let error = builder().policy(policy).build(MemoryStore::default(), handler).unwrap_err();
     assert!(matches!(&error, KafkaBuildError::Setting(setting) if setting.field() == "max_run"), "{error}");
+    // Letters that come back as messages, and what is no name.
+    let fixed = |name: &str| Some(DeadLetterTopic::Fixed(name.to_owned()));
+    for letters in
+        [fixed(TOPIC), fixed(""), fixed("a topic"), Some(DeadLetterTopic::Suffix("/dead".to_owned()))]
+    {
+        let error = builder().dead_letters(letters).build(MemoryStore::default(), handler).unwrap_err();
+        let named = matches!(&error, KafkaBuildError::Setting(setting) if setting.field() == "dead_letters");
+        assert!(named, "{error}");
+    }
     let worker = builder().build(MemoryStore::default(), handler).unwrap();
     assert!(worker.health().read().live);
 }

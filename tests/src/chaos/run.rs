@@ -287,7 +287,10 @@ impl Chaos {
                 (last, progress) = (committed, self.since());
             }
             let still = self.since() - progress;
-            ensure!(still < PATIENCE, "{last} of {produced} are committed, and nothing more for {PATIENCE:?}");
+            ensure!(
+                still < PATIENCE,
+                "{last} of {produced} are committed, and nothing more for {PATIENCE:?}"
+            );
         }
         self.commits()?;
         self.terminate().await?;

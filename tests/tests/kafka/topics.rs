@@ -1,8 +1,10 @@
 //! Topics whose logs are not simply one message after the other, on the real broker.
 
+use std::time::Duration;
+
 use einmal::{Context, Failure, IdSource, Identify, MemoryStore};
-use einmal_kafka::KafkaWorker;
-use einmal_tests::kafka::{PATIENCE, Topic, options, send, until};
+use einmal_kafka::{KafkaConfig, KafkaWorker};
+use einmal_tests::kafka::{PATIENCE, Special, Topic, options, send, until};
 use einmal_tests::kafka_worker::{Running, Runs, ids_of, sorted};
 use rdkafka::admin::NewPartitions;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
@@ -213,5 +215,49 @@ async fn compressed_messages_come_through() {
     let (worker, runs) = by_header(&topic);
     worker.until_committed(&topic, &[1_500]).await.unwrap();
     assert_eq!(runs.once().unwrap(), ids_of((0..500).chain(1_000..1_500).chain(2_000..2_500)));
+    worker.stop().await.unwrap();
+}
+
+/// Beside one that is, and for longer than the client speaks of it.
+#[tokio::test]
+async fn a_topic_that_is_not_there_is_said_until_it_is() {
+    let test = "a_topic_that_is_not_there_is_said_until_it_is";
+    let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
+    let missing = Topic::create(topic.brokers.clone(), test, 1, &[]).await.unwrap();
+    missing.admin().unwrap().delete_topics(&[&missing.name], &options()).await.unwrap();
+    until("the end of the other topic", || Ok(missing.bounds(0).is_err())).await.unwrap();
+    topic.produce(0..10).unwrap();
+    let config = topic.config(topic.member()).topics([&missing.name]).build().unwrap();
+    let (worker, runs) = Running::counting(KafkaWorker::builder(config)).unwrap();
+    worker.until_committed(&topic, &[10]).await.unwrap();
+    let said = worker.until_trouble(&missing.name).await.unwrap();
+    println!("{said}");
+    // What works says nothing of what does not.
+    topic.produce(10..20).unwrap();
+    worker.until_committed(&topic, &[20]).await.unwrap();
+    worker.until_trouble(&missing.name).await.unwrap();
+    missing.make(&[]).await.unwrap();
+    missing.produce(1_000..1_010).unwrap();
+    worker.until("good health", || Ok(worker.worker().health().read().ready)).await.unwrap();
+    let all = ids_of((0..20).chain(1_000..1_010));
+    worker.until("the other topic", || Ok(runs.once()? == all)).await.unwrap();
+    worker.stop().await.unwrap();
+}
+
+/// The letters' own topic has a name that the pattern likes.
+#[tokio::test]
+async fn letters_that_a_pattern_finds_do_not_become_letters_again() {
+    let test = "letters_that_a_pattern_finds_do_not_become_letters_again";
+    let Some(topic) = Topic::for_test(test, 1, &[]).await.unwrap() else { return };
+    let letters = topic.dead_letters().await.unwrap();
+    topic.send(&[Special { payload: Some(b"no id"), ..Special::default() }]).unwrap();
+    let pattern = format!("^{}.*", topic.name);
+    let config = KafkaConfig::builder(topic.member()).topics([pattern]).drain(Duration::from_secs(3));
+    let handler = |_: Context| std::future::ready(Ok::<(), Failure>(()));
+    let worker = KafkaWorker::builder(config.build().unwrap()).build(MemoryStore::default(), handler);
+    let worker = Running::start(worker.unwrap());
+    worker.until_trouble("leave it out of the pattern").await.unwrap();
+    worker.until_committed(&topic, &[1]).await.unwrap();
+    assert_eq!(topic.read(&letters).unwrap().len(), 1);
     worker.stop().await.unwrap();
 }
