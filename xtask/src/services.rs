@@ -211,7 +211,10 @@ fn found(entry: &Entry) -> Found {
 fn given(service: Service, address: String) -> Outcome {
     match probe::ask(service, &address) {
         Ok(version) => Outcome::Real(Found { address, version, origin: service.variable().to_owned() }),
-        Err(error) => Outcome::Failed(format!("{}={}: {error}", service.variable(), shown(&address))),
+        Err(error) => {
+            let (variable, address) = (service.variable(), shown(&address));
+            Outcome::Failed(format!("{variable}={address}: {error}; unset {variable} to have one started"))
+        }
     }
 }
 

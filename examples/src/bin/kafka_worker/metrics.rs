@@ -103,11 +103,12 @@ fn describe() {
         describe_counter!(name, Unit::Count, what);
     }
     for (name, unit, what) in [
-        (names::IN_FLIGHT, Unit::Count, "Deliveries taken in and not answered yet"),
+        (names::IN_FLIGHT, Unit::Count, "Deliveries taken in and not answered yet, looked at every second"),
         (names::IN_FLIGHT_BYTES, Unit::Bytes, "Bytes of the deliveries in flight"),
         (names::WAITING, Unit::Count, "Deliveries that wait for a copy that runs, or for their back-off"),
-        (names::LIVE_KEYS, Unit::Count, "Records in the store"),
-        (names::BYTES_ON_DISK, Unit::Bytes, "Bytes of the store on disk"),
+        (names::LIVE_KEYS, Unit::Count, "Records in the store, looked at every second"),
+        (names::BYTES_ON_DISK, Unit::Bytes, "Bytes of the store on disk, looked at every second"),
+        (names::MODE, Unit::Count, "0 is off, 1 observes, 2 enforces"),
         (kafka::ASSIGNED, Unit::Count, "Partitions assigned now"),
     ] {
         describe_gauge!(name, unit, what);

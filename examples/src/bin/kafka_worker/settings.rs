@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// The consumer group. It is the scope too: other groups book the same payments for themselves.
     #[arg(long, env = "EINMAL_GROUP", default_value = "payments-worker")]
     group: String,
-    /// Where dead letters go; it must exist. By default the topic's name with `.dead-letter` behind it.
+    /// Where dead letters go; make it first. By default the topic's name with `.dead-letter` behind it.
     #[arg(long, env = "EINMAL_DEAD_LETTERS", value_name = "TOPIC")]
     dead_letters: Option<String>,
     /// The header that bears the message id. Where it is missing, the member `id` of the JSON payload is it.
