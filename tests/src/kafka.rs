@@ -13,7 +13,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::{ClientContext, DefaultClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
+use rdkafka::message::{Header, OwnedHeaders, OwnedMessage, ToBytes};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::topic_partition_list::TopicPartitionListElem;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -276,12 +276,7 @@ impl Topic {
         let producer: ThreadedProducer<Failures> = self.client().create_with_context(context)?;
         let payload = vec![b'x'; bytes];
         for _ in 0..count {
-            let mut record = BaseRecord::<[u8], [u8]>::to(&self.name).partition(partition).payload(&payload);
-            while let Err((error, back)) = producer.send(record) {
-                ensure!(error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull), "{error}");
-                std::thread::sleep(Duration::from_millis(10));
-                record = back;
-            }
+            push(&producer, BaseRecord::<[u8], [u8]>::to(&self.name).partition(partition).payload(&payload))?;
         }
         producer.flush(PATIENCE)?;
         let failed = failures.load(Ordering::SeqCst);
@@ -308,7 +303,7 @@ impl Topic {
             let mut record = BaseRecord::<[u8], [u8]>::to(&self.name).partition(message.partition);
             record.key = message.key;
             record.payload = message.payload;
-            producer.send(record.headers(headers)).map_err(|(error, _)| error)?;
+            push(&producer, record.headers(headers))?;
         }
         producer.flush(PATIENCE)?;
         ensure!(failures.load(Ordering::SeqCst) == 0, "messages did not arrive");
@@ -332,18 +327,23 @@ pub fn send<C: ProducerContext<DeliveryOpaque = ()>>(
         .insert(Header { key: "message-id", value: Some(&id) })
         .insert(Header { key: "number", value: Some(&text) });
     let payload = format!("payload of {id}{more}");
-    let mut record = BaseRecord::to(topic).partition(partition).key(&id).payload(&payload).headers(headers);
-    loop {
-        match producer.send(record) {
-            Ok(()) => return Ok(()),
-            Err((error, back)) => {
-                let full = error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull);
-                ensure!(full, "a message was not taken: {error}");
-                record = back;
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
+    push(producer, BaseRecord::to(topic).partition(partition).key(&id).payload(&payload).headers(headers))
+}
+
+/// Waits while the producer's queue is full.
+fn push<C, K, P>(producer: &ThreadedProducer<C>, mut record: BaseRecord<'_, K, P>) -> Result<()>
+where
+    C: ProducerContext<DeliveryOpaque = ()>,
+    K: ToBytes + ?Sized,
+    P: ToBytes + ?Sized,
+{
+    while let Err((error, back)) = producer.send(record) {
+        let full = error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull);
+        ensure!(full, "a message was not taken: {error}");
+        record = back;
+        std::thread::sleep(Duration::from_millis(10));
     }
+    Ok(())
 }
 
 /// Waits for a condition.
