@@ -15,116 +15,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use common::bench::{Bench, numbered, result};
 use common::*;
-use einmal::claim::{Claim, ClaimAnswer, ClaimRequest, Failing, Phase, Record, Token, Verb};
-use einmal::worker::{Lanes, Summary};
+use einmal::claim::{Claim, Failing, Phase, Verb};
+use einmal::worker::Lanes;
 use einmal::{
-    Clock, Context, DedupStore, DedupStoreExt, Delivery, FailReason, Failure, IdSource, Identify,
-    MissingIdPolicy, Mode, ModeSwitch, Observed, Position, Reply, SledConfig, SledStore,
+    Clock, Context, DedupStoreExt, Delivery, FailReason, Failure, IdSource, Identify, MissingIdPolicy, Mode,
+    ModeSwitch, Observed, Position, SledConfig, SledStore,
 };
-use einmal_testkit::{Fate, Fault, Handle, ManualClock, Method};
-use futures_util::future::BoxFuture;
+use einmal_testkit::{Fate, Fault, ManualClock, Method};
 
 const LANES: [Lanes; 3] = [Lanes::Partition, Lanes::Key, Lanes::None];
-
-/// A worker in a mode, and what it leaves behind.
-struct Bench {
-    clock: ManualClock,
-    store: TestStore,
-    letters: Letters,
-    journal: Journal,
-    doors: Doors,
-    mode: ModeSwitch,
-    running: Running,
-    offset: i64,
-}
-
-impl Bench {
-    fn new(lanes: Lanes, mode: Mode) -> Self {
-        let (journal, doors) = (Journal::default(), Doors::default());
-        let handler = numbered(&journal, &doors);
-        let (clock, letters, mode) = (ManualClock::new(), Letters::default(), ModeSwitch::new(mode));
-        let store = store(&clock);
-        let settings = settings(&clock, &letters).mode(mode.clone());
-        let running = start(store.clone(), handler, settings, config(lanes));
-        Self { clock, store, letters, journal, doors, mode, running, offset: 0 }
-    }
-
-    /// A message of this id, which is its payload and its record's key too.
-    fn push_to(&mut self, partition: i32, id: &str) -> Handle {
-        self.offset += 1;
-        let key = Bytes::copy_from_slice(id.as_bytes());
-        self.running.hand.push(delivery_from(partition, self.offset, id).with_key(Some(key)))
-    }
-
-    fn push(&mut self, id: &str) -> Handle {
-        self.push_to(0, id)
-    }
-
-    async fn settled(&mut self, id: &str) {
-        let handle = self.push(id);
-        assert_eq!(drive(&self.clock, handle.wait()).await, Fate::Settled, "{id}");
-    }
-
-    fn summary(&self) -> Summary {
-        let summary = self.running.worker.summary();
-        assert_adds_up(summary);
-        summary
-    }
-
-    fn observed(&self) -> Observed {
-        self.summary().observed
-    }
-
-    async fn record(&self, id: &str) -> Record {
-        self.store.inner().get(&key(id)).await.unwrap().unwrap()
-    }
-
-    /// Another's claim.
-    async fn claim(&self, id: &str) -> Claim {
-        let request = ClaimRequest {
-            key: key(id),
-            token: Token::random(),
-            fingerprint: None,
-            rules: policy().build().unwrap().rules(),
-            started: true,
-            group: None,
-        };
-        let ClaimAnswer::Acquired(claim) = self.store.inner().claim(request).await.unwrap() else { panic!() };
-        claim
-    }
-}
-
-/// Notes its runs and waits at the door of its id. It does what the id says, and returns how often it ran.
-fn numbered(
-    journal: &Journal,
-    doors: &Doors,
-) -> impl Fn(Context) -> BoxFuture<'static, Result<Reply, Failure>> + Send + Sync + 'static {
-    let (journal, doors) = (journal.clone(), doors.clone());
-    move |context: Context| {
-        let (journal, doors) = (journal.clone(), doors.clone());
-        Box::pin(async move {
-            let id = context.key().id().as_str().to_owned();
-            journal.note(&id);
-            let run = journal.count(&id);
-            doors.pass(&id).await;
-            match id.as_str() {
-                "fails" => Err(Failure::retry("a cause")),
-                "waits" => Err(Failure::retry_after(30 * SECOND)),
-                "rejects" => Err(Failure::reject("a reason")),
-                "parks" => Err(Failure::park("a reason")),
-                "panics" => panic!("the handler's fault"),
-                "ignores" => Err(Failure::ignore()),
-                _ => Ok(Reply::bytes(format!("run {run}"))),
-            }
-        })
-    }
-}
-
-fn result(record: &Record) -> &Bytes {
-    let Phase::Completed(outcome) = &record.phase else { panic!("{record:?}") };
-    outcome.result.bytes().unwrap()
-}
 
 #[tokio::test]
 async fn observe_runs_every_copy_and_counts_what_enforce_would_have_done() {

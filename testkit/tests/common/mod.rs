@@ -14,6 +14,7 @@
     reason = "each test uses a part, and a test may panic"
 )]
 
+pub mod bench;
 pub mod inbox;
 pub mod seen;
 pub mod watching;
