@@ -175,7 +175,7 @@ impl<'a> Poller<'a> {
                 ));
             }
             // The client can't find its way in a batch whose checksum is wrong: it reads those before it again and
-            // again, or goes on behind it.
+            // again, each time as a new pass.
             Some(Err(error)) if code(&error) == Code::BadMessage => {
                 let words = context.engine().client.words(Code::BadMessage).unwrap_or_default();
                 let message = format!("a batch of a partition is damaged, and is not passed over: {words}");
@@ -266,8 +266,8 @@ impl<'a> Poller<'a> {
     /// The client does not say that a topic is there when that is another member's.
     fn ask_for_topics(&self, now: Duration) {
         let topics = self.consumer.context().engine().client.topics_to_ask_for(now);
-        // It blocks, so few at a time, and never for long.
-        for topic in topics.iter().take(3) {
+        // It blocks, and never for long.
+        for topic in &topics {
             let answer = self.consumer.fetch_metadata(Some(topic), TICK);
             let there =
                 |all: &Metadata| all.topics().iter().any(|one| one.name() == topic && one.error().is_none());

@@ -20,6 +20,8 @@ const TOPICS: &str = "kafka topics";
 const NOT_AVAILABLE: &str = "Subscribed topic not available: ";
 /// So often it is asked whether such a topic is there now.
 const ASK_EVERY: Duration = Duration::from_secs(5);
+/// Of so many topics: asking holds up the thread that polls.
+const ASK_AT_ONCE: usize = 3;
 
 /// The errors of the client that are not fatal: it goes on trying by itself.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(crate) struct Troubles {
     /// Topics that can't be read, and what the client says of each. They stay until they can.
     topics: BTreeMap<String, String>,
     ask_at: Duration,
+    /// The last one that was asked for: the next time it goes on behind it.
+    asked: String,
     /// The error that the client's callback has just reported, in its words: polling returns it once more.
     said: Option<(Code, String)>,
 }
@@ -51,6 +55,7 @@ impl Troubles {
             unreadable: BTreeMap::new(),
             topics: BTreeMap::new(),
             ask_at: Duration::ZERO,
+            asked: String::new(),
             said: None,
         }
     }
@@ -124,7 +129,11 @@ impl Troubles {
             return Vec::new();
         }
         self.ask_at = now + ASK_EVERY;
-        self.topics.keys().cloned().collect()
+        let behind = self.topics.keys().filter(|topic| **topic > self.asked);
+        let before = self.topics.keys().filter(|topic| **topic <= self.asked);
+        let ask: Vec<String> = behind.chain(before).take(ASK_AT_ONCE).cloned().collect();
+        ask.last().into_iter().for_each(|last| self.asked.clone_from(last));
+        ask
     }
 
     /// Notes that a topic can be read: perhaps by another member.
@@ -239,6 +248,17 @@ mod tests {
         assert_eq!(troubles.topics_to_ask_for(6 * SECOND), ["typo"]);
         troubles.topic_is_there("typo");
         assert!(health.read().ready);
+    }
+
+    #[test]
+    fn each_of_many_topics_is_asked_for_in_its_turn() {
+        let (_, mut troubles) = new();
+        for topic in ["a", "b", "c", "d"] {
+            let said = format!("{NOT_AVAILABLE}{topic}: Broker: Unknown topic or partition");
+            troubles.reported(Code::UnknownTopicOrPartition, &said, Duration::ZERO);
+        }
+        assert_eq!(troubles.topics_to_ask_for(10 * SECOND), ["a", "b", "c"]);
+        assert_eq!(troubles.topics_to_ask_for(20 * SECOND), ["d", "a", "b"]);
     }
 
     #[test]
